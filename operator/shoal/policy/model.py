@@ -59,7 +59,8 @@ class Refusal:
     """The server's message."""
     specs: tuple[int, int]
     """The generations of the job, and of its pool (0: of none), that it was made of."""
-    at: datetime
+    at: float
+    """When, as `Observation.at`."""
     times: int = 0
     """So many refusals of this kind came before it, in a row."""
     pool: str = ""
@@ -138,8 +139,12 @@ class Observation:
 
     job: TrainingJob
     now: datetime
-    """Wall clock, with a time zone."""
+    """Wall clock, with a time zone. It may be set back or forth between two observations."""
+    at: float
+    """`now` in seconds on a clock that is not: what waits, or is counted, in this process goes by this one."""
     images: Images
+    counted_at: float | None = None
+    """When this process counted the time of nodes up to `job.status.counted_until`, as `at`; None: another one did."""
     first_look: bool = False
     """This process has recorded nothing of the job yet: an earlier leader may have died before it recorded a pod."""
     unseen: Container[int] = frozenset()

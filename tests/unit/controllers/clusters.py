@@ -348,8 +348,9 @@ class Rig:
             self.cluster.change(path, status={"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})
         self.see()
 
-    def pass_time(self, seconds: float) -> None:
+    async def pass_time(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
+        await asyncio.sleep(seconds)
 
 
 def _ended(pod: Json) -> bool:

@@ -179,7 +179,7 @@ async def test_a_pod_that_stays_on_a_lost_node_is_removed_in_time_though_the_clo
     for _ in range(30):
         rig.see()
         await rig.reconcile(KEY)
-        rig.pass_time(5)
+        await rig.pass_time(5)
     assert path not in rig.cluster.objects
 
 

@@ -304,7 +304,7 @@ def test_a_gang_without_room_is_told_as_a_gang(gang: str, placed: int, told: str
         for number, (role, index) in enumerate(places)
     ]
     job = build.job(runPolicy={"schedulingPolicy": {"gang": "None" if gang == "None" else "PodGroup"}})
-    refusal = Refusal(RefusalKind.INVALID, group_key(job), "no such kind", (1, 0), build.NOW)
+    refusal = Refusal(RefusalKind.INVALID, group_key(job), "no such kind", (1, 0), 0.0)
     refusals = (refusal,) if gang == "NoPodGroups" else ()
     degraded = plan(build.observe(job, *pods, refusals=refusals)).status.condition("Degraded")
     assert degraded is not None

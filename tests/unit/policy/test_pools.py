@@ -278,7 +278,7 @@ def test_a_pool_whose_pods_are_refused_keeps_no_worker_of_another_from_its_repla
     world.manifest["spec"]["workers"]["replicas"] = 4
     name = "digits-worker-2-0"
     world.refusals[name] = Refusal(
-        kind, name, "nodeSelector: Invalid value", world.specs("odd"), world.now, pool="odd"
+        kind, name, "nodeSelector: Invalid value", world.specs("odd"), build.at(world.now), pool="odd"
     )
     world.reconcile()
     world.notice("good-0")
@@ -624,7 +624,7 @@ def test_a_pool_that_is_corrected_is_asked_for_pods_at_once() -> None:
     world = Pools(pool("odd"), nodes={"odd": 1}, replicas=1)
     name, words = "digits-worker-0-0", "nodeSelector: Invalid value"
     world.refusals[name] = Refusal(
-        RefusalKind.INVALID, name, words, world.specs("odd"), world.now, times=9, pool="odd"
+        RefusalKind.INVALID, name, words, world.specs("odd"), build.at(world.now), times=9, pool="odd"
     )
 
     def made() -> list[str]:
@@ -643,7 +643,9 @@ def test_without_surge_no_worker_ends_for_a_pool_whose_pods_are_refused(kind: Re
     world.manifest["spec"]["workers"]["pools"] = ["b"]
     name = "digits-worker-0-1"
     for _ in range(6):
-        world.refusals[name] = Refusal(kind, name, "a wrong label", world.specs("b"), world.now, pool="b")
+        world.refusals[name] = Refusal(
+            kind, name, "a wrong label", world.specs("b"), build.at(world.now), pool="b"
+        )
         world.reconcile()
         assert world.at_work() == 3
         world.tick()

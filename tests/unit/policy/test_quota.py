@@ -252,7 +252,7 @@ def test_without_kueue_a_job_waits_and_says_why() -> None:
 def test_a_refused_workload_is_told_and_asked_for_again() -> None:
     job = build.job(runPolicy=AS_WORKLOAD, workers=WORKERS)
     name = workload_name(job)
-    refusal = Refusal(RefusalKind.FORBIDDEN, name, 'priorityclasses "high" not found', (1, 0), build.NOW)
+    refusal = Refusal(RefusalKind.FORBIDDEN, name, 'priorityclasses "high" not found', (1, 0), 0.0)
     made = plan(build.observe(job, refusals=(refusal,)))
     assert not [a for a in made.actions if isinstance(a, CreateWorkload)]
     assert made.wake_after is not None

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.policy.actions import CreatePod
 from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
+from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, Pools, pool
 
 
@@ -153,7 +154,7 @@ def test_server_that_is_refused_for_one_pool_is_made_for_the_next() -> None:
     [(name, where)] = made()
     assert where == "od-a"
     world.refusals[name] = Refusal(
-        RefusalKind.INVALID, name, "a wrong label", world.specs(where), world.now, pool=where
+        RefusalKind.INVALID, name, "a wrong label", world.specs(where), build.at(world.now), pool=where
     )
     assert made() == []
     world.pools["od-a"] = on_demand("od-a", status=EXHAUSTED)

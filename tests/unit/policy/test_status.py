@@ -251,7 +251,7 @@ def test_final_counts_are_exact() -> None:
 
 def test_stalled_job_is_not_reconciling() -> None:
     """Of several conditions kstatus takes the first: Flux would wait for a job that waits for a person."""
-    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", "unknown field", (1, 0), build.NOW)
+    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", "unknown field", (1, 0), 0.0)
     before = plan(build.observe(build.job())).status
     assert before.condition("Reconciling").status == "True"  # type: ignore[union-attr]
     job = build.job(before.model_dump(mode="json", by_alias=True))

@@ -19,6 +19,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.planning_status import CostStatus
 from shoal.api.training_job_status import MOST_USED
 from shoal.policy.decide.usage import _price
+from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
@@ -494,6 +495,72 @@ def test_a_clock_that_goes_back_counts_nothing_twice() -> None:
     world.now = datetime.fromisoformat(until) + timedelta(seconds=100)
     world.reconcile()
     assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 100
+
+
+class Clocked(Pools):
+    """What one process sees whose wall clock is set now and then, by `ahead` in all."""
+
+    def __init__(self, *pools: CapacityPool, **more: Any) -> None:
+        self.ahead = timedelta()
+        self.counted: dict[str | None, float] = {}
+        super().__init__(*pools, **more)
+
+    def set_clock(self, by: int) -> None:
+        self.ahead += timedelta(seconds=by)
+        self.now += timedelta(seconds=by)
+
+    def observation(self) -> Observation:
+        self.at = build.at(self.now - self.ahead)
+        return replace(
+            super().observation(), at=self.at, counted_at=self.counted.get(self.status.get("countedUntil"))
+        )
+
+    def reconcile(self, crash_after: int | None = None) -> Plan:
+        """Also remember when this status was stored."""
+        before = self.status.get("countedUntil")
+        made = super().reconcile(crash_after)
+        if (until := self.status.get("countedUntil")) != before:
+            self.counted[until] = self.at
+        return made
+
+    def seconds(self) -> int:
+        """Of the nodes, so far."""
+        return int(self.status["poolUsage"]["a"]["nodeSeconds"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.sampled_from([0, 0, -60, 60]) | st.integers(-90000, 90000)),
+        max_size=6,
+    )
+)
+@settings(max_examples=examples(40))
+def test_a_clock_that_is_set_is_no_time_that_nodes_were_used(steps: list[tuple[int, int]]) -> None:
+    """Two minutes in which it was six hours ahead cost six hours, for good if the job ended before it was that late."""
+    world = Clocked(pool("a", price=3.6), nodes={"a": 1}, replicas=1)
+    world.settle()
+    world.now += timedelta(seconds=60)
+    world.reconcile()
+    before, passed, sets = world.seconds(), 0, 0
+    for seconds, by in [*steps, (60, 0)]:
+        world.set_clock(by)
+        world.now += timedelta(seconds=seconds)
+        passed, sets = passed + seconds, sets + bool(by)
+        world.reconcile()
+    assert abs(world.seconds() - before - passed) <= 6 * sets
+    assert float(world.status["cost"]["accumulated"]) == pytest.approx(world.seconds() / 1000, abs=1e-4)
+
+
+@pytest.mark.parametrize("hours", [-6, 6])
+def test_nodes_that_come_and_go_as_the_clock_is_set_count_for_as_long_as_they_are_there(hours: int) -> None:
+    world = Clocked(pool("a", price=3.6), nodes={"a": 2}, replicas=1)
+    world.settle()
+    for replicas in (2, 1):
+        world.set_clock(hours * 3600)
+        world.now += timedelta(seconds=20)
+        world.manifest["spec"]["workers"]["replicas"] = replicas
+        world.settle()
+    assert world.seconds() <= 2 * world.at
 
 
 class Shared(Pools):

@@ -6,7 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.api.labels import Place
 from shoal.policy.actions import CreatePod
 from shoal.policy.decide.completion import NODE_PATIENCE
@@ -316,7 +319,7 @@ def test_exceeded_quota_waits_and_never_fails_the_job() -> None:
 
 def test_invalid_pod_stalls_the_job_and_is_asked_for_again_when_the_spec_has_changed() -> None:
     words = 'Pod in version "v1" cannot be handled: unknown field "spec.containers[0].imagee"'
-    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", words, (1, 0), build.NOW)
+    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", words, (1, 0), 0.0)
     made = plan(build.observe(build.job(), refusals=(refusal,)))
     assert names(made) == []
     stalled = made.status.condition("Stalled")
@@ -326,6 +329,17 @@ def test_invalid_pod_stalls_the_job_and_is_asked_for_again_when_the_spec_has_cha
     changed = build.job()
     changed = changed.model_copy(update={"metadata": changed.metadata.model_copy(update={"generation": 2})})
     assert len(names(plan(build.observe(changed, refusals=(refusal,))))) == 3
+
+
+@given(at=st.floats(0, 1e6), early=st.floats(0, 1e-2) | st.floats(0, 10))
+@settings(max_examples=examples(50))
+def test_what_waits_is_due_when_the_clock_has_moved(at: float, early: float) -> None:
+    """A wait of a rounding error was over before the clock had moved, and planned again, without end."""
+    refusal = Refusal(RefusalKind.QUOTA, "digits-worker-0-0", "exceeded quota: pods", (1, 0), at)
+    made = plan(build.observe(build.job(), at=at + 5.0 - early, refusals=(refusal,)))
+    asked = "digits-worker-0-0" in names(made)
+    assert asked == (early < 0.0005) or 0.0004 < early < 0.0006
+    assert made.wake_after is None or made.wake_after == 0 or made.wake_after >= 0.001
 
 
 def test_no_pod_is_made_with_other_arguments_than_the_job_began_with() -> None:

@@ -162,6 +162,7 @@ class World:
         return Observation(
             job=self.job,
             now=self.now,
+            at=build.at(self.now),
             first_look=self.first_look,
             images=build.IMAGES,
             pods=tuple(self.pod(name) for name in self.pods),
@@ -281,7 +282,9 @@ class World:
         if name in self.pods:
             raise AssertionError(f"{name} was created although it exists")
         if self.quota is not None and len(self.pods) >= self.quota:
-            self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), self.now)
+            self.refusals[name] = Refusal(
+                RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), build.at(self.now)
+            )
             return
         self.refusals.pop(name, None)
         self.queue.check(self.job, action)

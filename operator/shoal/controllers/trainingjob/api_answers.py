@@ -1,13 +1,14 @@
 """Answers of the API server about a job's objects that no watch reports: refusals, name conflicts, existing Secrets.
 
-They may be lost at any time at the cost of a request or two, and expire, so that what has changed is asked again.
+They may be lost at any time at the cost of a request or two, and expire, so that what has changed is asked again. Their
+times, and `now`, are seconds on the loop's clock: by the wall's, what waits would wait for as long as that is set back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from shoal.policy.decide.admission import retry_after
 from shoal.policy.model import NameConflict, Refusal
@@ -16,10 +17,13 @@ _REFUSAL_EXPIRES = 4
 """A refusal expires after so many times what the policies wait before they retry, which refreshes one that holds."""
 CONFLICT_SECONDS, MOST_CONFLICT_SECONDS = 2.0, 60.0
 """After these a name that another object had is asked for again: at first, and after many times in vain."""
-EXISTING_EXPIRES = timedelta(minutes=5)
-"""A Secret may be deleted by hand, and pods need it. To ask again costs a 409."""
+EXISTING_EXPIRES = 300.0
+"""Seconds. A Secret may be deleted by hand, and pods need it. To ask again costs a 409."""
 
-GONE_NODES_EXPIRE = timedelta(minutes=1)
+_MOST_COUNTED = 8
+"""Writes of which some may have had no answer, and be stored."""
+GONE_NODES_EXPIRE = 60.0
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Taken:
     conflict: NameConflict
     times: int
     """It was asked for so many times in vain."""
-    until: datetime
+    until: float
     """When to ask again."""
 
 
@@ -47,12 +51,12 @@ class _AllBut:
 class ApiAnswers:
     """The answers about one run of a job, by name of the object."""
 
-    existing: dict[str, datetime] = field(default_factory=dict)
+    existing: dict[str, float] = field(default_factory=dict)
     """When the API server last confirmed that the Secret exists."""
     refused: dict[str, Refusal] = field(default_factory=dict)
     gone_pods: dict[str, str | None] = field(default_factory=dict)
     """Recorded pods that do not exist, says the API server, and no more: no pod of a run has the name again."""
-    gone_nodes: dict[str, datetime] = field(default_factory=dict)
+    gone_nodes: dict[str, float] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
     recorded: bool = False
     """The status says what this process knows of the job: it then knows what others had made."""
@@ -68,6 +72,8 @@ class ApiAnswers:
     """The API server said that the job's Workload is as this process knows it."""
     conflicting: dict[str, Taken] = field(default_factory=dict)
     """Objects of other owners, by their names."""
+    counted: dict[datetime | None, float] = field(default_factory=dict)
+    """When this process counted the time of nodes up to these moments: the last ones, of which one is stored."""
 
     @property
     def first_look(self) -> bool:
@@ -89,50 +95,57 @@ class ApiAnswers:
             self.looked_at |= looked_at
         self.recorded = True
 
+    def count(self, until: datetime | None, now: float) -> None:
+        """A status is written that counts the time of nodes up to this moment, which is now."""
+        self.counted.pop(until, None)  # so that the last one is the newest
+        self.counted[until] = now
+        if len(self.counted) > _MOST_COUNTED:
+            del self.counted[next(iter(self.counted))]
+
     def others_knew_more(self) -> None:
         """What was to be done had been done: the caches are behind those of another process."""
         self.recorded, self.stored, self.quota_confirmed, self.made_before = False, False, False, True
 
-    def existing_names(self, now: datetime) -> frozenset[str]:
+    def existing_names(self, now: float) -> frozenset[str]:
         """Names that were lately confirmed to exist."""
         return frozenset(name for name, at in self.existing.items() if now - at <= EXISTING_EXPIRES)
 
-    def absent_nodes(self, now: datetime) -> frozenset[str]:
+    def absent_nodes(self, now: float) -> frozenset[str]:
         """Nodes that lately did not exist."""
         return frozenset(name for name, at in self.gone_nodes.items() if now - at <= GONE_NODES_EXPIRE)
 
-    def next_expiry_seconds(self, now: datetime) -> float | None:
+    def next_expiry_seconds(self, now: float) -> float | None:
         """Seconds until the first of them has to be confirmed again."""
         first = min((at for at in self.existing.values() if now - at <= EXISTING_EXPIRES), default=None)
-        return None if first is None else (first + EXISTING_EXPIRES - now).total_seconds() + 1.0
+        return None if first is None else first + EXISTING_EXPIRES - now + 1.0
 
-    def refusals(self, now: datetime) -> tuple[Refusal, ...]:
+    def refusals(self, now: float) -> tuple[Refusal, ...]:
         """Refusals of late."""
         for name, refusal in list(self.refused.items()):
             if now - refusal.at > _REFUSAL_EXPIRES * retry_after(refusal):
                 del self.refused[name]
         return tuple(self.refused.values())
 
-    def taken(self, name: str, conflict: NameConflict, now: datetime) -> None:
+    def taken(self, name: str, conflict: NameConflict, now: float) -> None:
         """Another object had this name when the job's was to be created."""
         times = self.conflicting[name].times + 1 if name in self.conflicting else 0
         growth = 1.0 if conflict.terminating else 2.0 ** min(times, 10)
         seconds = min(CONFLICT_SECONDS * growth, MOST_CONFLICT_SECONDS)
-        self.conflicting[name] = Taken(conflict, times, now + timedelta(seconds=seconds))
+        self.conflicting[name] = Taken(conflict, times, now + seconds)
 
-    def conflicts(self, now: datetime) -> dict[str, NameConflict]:
+    def conflicts(self, now: float) -> dict[str, NameConflict]:
         """Names that objects of other owners have."""
         for name, each in list(self.conflicting.items()):
-            if now > each.until + timedelta(seconds=MOST_CONFLICT_SECONDS):
+            if now > each.until + MOST_CONFLICT_SECONDS:
                 del self.conflicting[name]  # nobody has wanted it since
         return {
             name: replace(each.conflict, due=now >= each.until) for name, each in self.conflicting.items()
         }
 
-    def next_conflict_seconds(self, now: datetime) -> float | None:
+    def next_conflict_seconds(self, now: float) -> float | None:
         """Seconds until the first of these names may be asked for again."""
         first = min((each.until for each in self.conflicting.values()), default=None)
-        return None if first is None else max(CONFLICT_SECONDS, (first - now).total_seconds())
+        return None if first is None else max(CONFLICT_SECONDS, first - now)
 
 
 class AnswerStore:

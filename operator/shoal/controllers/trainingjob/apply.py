@@ -16,6 +16,7 @@ from shoal.api.base import Resource
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import version
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Transport
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
@@ -80,9 +81,8 @@ class Applier:
         self._state = state
         self._answers = answers
         self._credentials = credentials
-        self._wall = wall
         self._metrics = metrics
-        self._objects = Objects(transport, state, answers, wall)
+        self._objects = Objects(transport, state, answers)
         self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
     async def carry_out(self, job: TrainingJob, action: Action) -> bool:
@@ -155,7 +155,7 @@ class Applier:
                 answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
                 if (node := await self._node(name)) is None:
-                    answers.gone_nodes[name] = self._wall()
+                    answers.gone_nodes[name] = loop_time()
                 else:
                     self._state.nodes.put(node)
             case DeleteJob(name, uid):
@@ -176,7 +176,7 @@ class Applier:
         key = names.group_key(job)
         if answer.ok:
             answers.refused.pop(key, None)
-            answers.existing[key] = self._wall()
+            answers.existing[key] = loop_time()
         elif answer.status in {*REFUSED, 404}:  # asked again: what is missing may be installed
             self._objects.refused(job, key, RefusalKind.FORBIDDEN, answer.message)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from shoal.api import labels
@@ -18,6 +17,7 @@ from shoal.api.kube import DisruptionBudget, Pod, Service
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import JSON, Answer, Transport
 from shoal.controllers.state import ClusterState, key_of, run_of
 from shoal.controllers.trainingjob.api_answers import AnswerStore
@@ -59,10 +59,8 @@ _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 class Objects:
     """The objects of all jobs."""
 
-    def __init__(
-        self, transport: Transport, state: ClusterState, answers: AnswerStore, wall: Callable[[], datetime]
-    ) -> None:
-        self._transport, self._answers, self._wall = transport, answers, wall
+    def __init__(self, transport: Transport, state: ClusterState, answers: AnswerStore) -> None:
+        self._transport, self._answers = transport, answers
         self._jobs, self._pools = state.jobs, state.pools_by_name
         self._caches: dict[str, Cache[Any]] = {
             JOBS.plural: state.jobs,
@@ -106,7 +104,7 @@ class Objects:
             if answer.ok and kind.model:
                 return await self._made(job, kind, name, answer, pool)
             if kind.unique:  # nothing else remembers that it exists
-                answers.existing[name] = self._wall()
+                answers.existing[name] = loop_time()
             return True
         if answer.status not in REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
@@ -196,7 +194,7 @@ class Objects:
         before = refused.get(name)
         again = before is not None and (before.kind, before.specs) == (why, specs)
         times = before.times + 1 if before is not None and again else 0
-        refused[name] = Refusal(why, name, message, specs, self._wall(), times, pool)
+        refused[name] = Refusal(why, name, message, specs, loop_time(), times, pool)
 
     async def _already_exists(self, job: TrainingJob, kind: Kind, name: str) -> bool:
         """Handle a 409: the object is the job's own (True), or belongs to another owner.
@@ -221,7 +219,7 @@ class Objects:
             answers.made_before = True
             self.saw(kind, answer)
             return True
-        answers.taken(name, name_conflict(found.metadata, job, found.spec.node_name), self._wall())
+        answers.taken(name, name_conflict(found.metadata, job, found.spec.node_name), loop_time())
         return False
 
 

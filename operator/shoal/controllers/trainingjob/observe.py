@@ -11,6 +11,7 @@ from operator import attrgetter
 from shoal.api.kube import OwnedMeta
 from shoal.api.labels import JOB, Place
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.claims import Claims
@@ -65,7 +66,7 @@ class Observer:
         job = self._state.jobs.get(name, namespace)
         if job is None or not job.spec.ours:
             return None
-        now = self._wall()
+        at = loop_time()
         uid = job.metadata.uid
         answers = self._answers.get(uid)
         pods = self._state.pods.indexed("run", (key, uid))
@@ -81,14 +82,16 @@ class Observer:
         signals = self._node_signals()
         return Observation(
             job=job,
-            now=now,
+            now=self._wall(),
+            at=at,
+            counted_at=answers.counted.get(job.status.counted_until),
             first_look=answers.first_look,
             unseen=answers.unseen,
             images=self._images,
             pods=tuple(sorted(pods, key=attrgetter("metadata.name"))),
             services=services,
-            existing=answers.existing_names(now) | self._budgets(key, uid),
-            name_conflicts=_Others(self._state, job, answers.conflicts(now)),
+            existing=answers.existing_names(at) | self._budgets(key, uid),
+            name_conflicts=_Others(self._state, job, answers.conflicts(at)),
             workloads=tuple(
                 each
                 for each in self._state.workloads.indexed("job", key)
@@ -107,10 +110,10 @@ class Observer:
             unreachable_seconds=unreachable,
             unreachable_because=because,
             failing=failing,
-            refusals=answers.refusals(now),
+            refusals=answers.refusals(at),
             gone_pods=ChainMap[str, str | None](answers.gone_pods, self._state.gone_pods(uid)),
             in_flight=in_flight,
-            absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
+            absent_nodes=_GoneNodes(answers.absent_nodes(at), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform if signals else self._state.platform.unread,
             pools=self._state.pools_by_name,

@@ -111,8 +111,8 @@ class Reconciler:
         # What is due once the status is stored is planned when it is.
         due = decided.wake_after if decided.wake_after or reported.recorded else None
         answers = self._answers.get(uid)
-        delays = [pause, reported.wait, due, answers.next_conflict_seconds(seen.now)]
-        expiry = answers.next_expiry_seconds(seen.now)
+        delays = [pause, reported.wait, due, answers.next_conflict_seconds(seen.at)]
+        expiry = answers.next_expiry_seconds(seen.at)
         # A pod that does not start may wait for a deleted Secret.
         if expiry and [pod for pod in seen.pods if not pod.untroubled and pod.starts_on_node]:
             delays.append(expiry)
@@ -153,12 +153,14 @@ class Reconciler:
         """Send one request; False: its kind is to be planned again."""
         if not isinstance(request, WriteStatus):
             return await self._applier.carry_out(job, request)
-        decided = request.plan
+        decided, answers = request.plan, self._answers.get(job.metadata.uid)
+        if decided.status.counted_until != request.job.status.counted_until:
+            answers.count(decided.status.counted_until, loop_time())
         stored = await self._reporter.write(
             request.job, decided.status, decided.events, urgent=request.awaited
         )
         if stored:
-            self._answers.get(job.metadata.uid).stored = True
+            answers.stored = True
         if stored and request.complete:
             self._recorded(job, decided)
         return stored

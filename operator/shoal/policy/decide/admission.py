@@ -11,7 +11,6 @@ policies of the cluster), and what has changed there tells nobody.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from shoal.manifests.names import (
     budget_name,
@@ -87,7 +86,7 @@ def _blocks(refusal: Refusal, role: str, pool: str, seen: Observation) -> bool:
 
 
 def _waiting(seen: Observation, refusal: Refusal) -> Gate:
-    left = (_retry_at(refusal) - seen.now).total_seconds()
+    left = _seconds_left(seen, refusal)
     wait = left if left > 0 else None
     if wait is None and place_of_name(refusal.name) is None:
         wait = FOUNDATION_RETRY_SECONDS  # it is retried in this plan; pods need it first
@@ -100,18 +99,19 @@ def _waiting(seen: Observation, refusal: Refusal) -> Gate:
     return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait)
 
 
-def retry_after(refusal: Refusal) -> timedelta:
-    """How long after a refusal the same is asked for again."""
+def retry_after(refusal: Refusal) -> float:
+    """How many seconds after a refusal the same is asked for again."""
     if refusal.kind is RefusalKind.FORBIDDEN:
-        return timedelta(seconds=FORBIDDEN_SECONDS)
+        return FORBIDDEN_SECONDS
     first, most = QUOTA_SECONDS, MOST_QUOTA_SECONDS
     if refusal.kind is RefusalKind.INVALID:
         first, most = INVALID_SECONDS, MOST_INVALID_SECONDS
-    return timedelta(seconds=min(most, first * 2 ** min(refusal.times, 10)))
+    return min(most, first * 2.0 ** min(refusal.times, 10))
 
 
-def _retry_at(refusal: Refusal) -> datetime:
-    return refusal.at + retry_after(refusal)
+def _seconds_left(seen: Observation, refusal: Refusal) -> float:
+    """In milliseconds: what is less is a rounding error, and a timer of it would fire before the clock has moved."""
+    return round(refusal.at + retry_after(refusal) - seen.at, 3)
 
 
 def _is_outdated(seen: Observation, refusal: Refusal) -> bool:
@@ -124,7 +124,10 @@ def _is_outdated(seen: Observation, refusal: Refusal) -> bool:
 def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
     """Whether this object was refused and must not be retried yet."""
     refusal = _refusal_of(seen, name)
-    return refusal is not None and not _is_outdated(seen, refusal) and timers.pending(_retry_at(refusal))
+    if refusal is None or _is_outdated(seen, refusal) or (left := _seconds_left(seen, refusal)) <= 0:
+        return False
+    timers.after(left)
+    return True
 
 
 def was_refused(seen: Observation, name: str) -> bool:

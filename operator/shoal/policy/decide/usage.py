@@ -5,7 +5,8 @@ A count and the evidence that it was counted go into one status write: node time
 status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
 the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
 counts from the start of its first pod, if that is later than `countedUntil`: that a pod has a node is written late.
-One that went counts up to the last sign of its pods, which may be long before anybody looks.
+One that went counts up to the last sign of its pods, which may be long before anybody looks. Between two counts of one
+process no more time has passed than on a clock that nobody sets: one that is hours ahead for a minute books no hours.
 
 Jobs that have pods on one node, as parameter servers do, pay it in equal parts, as many as they are when it is counted:
 that needs no record, and who comes or goes between is wrong by a minute of it. Its time counts whole for each of them,
@@ -45,6 +46,9 @@ OUT = timedelta(minutes=30)
 OWN = timedelta(minutes=10)
 """Most of what a worker does on its node before its first push that counts as a start-up: what a job's own code does
 there, and the wait for its servers, would be all other jobs' plans."""
+SET_SECONDS = 5.0
+"""The wall clock was set where it differs by more from the other one. Times are rounded, and clocks adjusted little by
+little."""
 GIVEN_BACK = timedelta(minutes=15)
 """Nodes go for so long after a pool was made smaller: clouds drain them first."""
 PATIENCE = timedelta(seconds=300)
@@ -254,26 +258,39 @@ class _Counter:
         was = _nodes(facts.records) - stay
         now = _nodes(each.slot for each in members) - stay
         since = before.counted_until or facts.now
-        cost, until = before.cost, before.counted_until
-        if ends or was != now or facts.now - since >= EVERY:
+        passed, until = self._passed(since)
+        cost, left = before.cost, EVERY.total_seconds() - passed
+        if ends or was != now or left <= 0:
             odd = self._ends(members, was - now, since)
             odd |= self._begins(members, now - was, before.counted_until)
-            passed = seconds_between(since, facts.now)
+            if before.counted_until is not None:
+                odd = {node: min(seconds, passed) for node, seconds in odd.items()}
             used = _Amounts(at_rest, passed, dict.fromkeys(was, passed) | odd)
             has = _Amounts(at_rest, 1, dict.fromkeys(now, 1))
-            until = max(since, facts.now)  # a clock that goes back counts nothing twice
+            left = EVERY.total_seconds()
             for pool, some in used.by_pool().items():
                 self._usage(pool)["node_seconds"] += some
             prices = {name: self._node_price(name) for name in used.by_pool().keys() | has.by_pool().keys()}
             others = facts.seen.others_on(set(map(itemgetter(1), (*stay, *was, *now))))
             pays = {} if ends else _paid(has, others)
             cost = _cost(facts.seen.pools, prices, cost, _paid(used, others), pays)
+        else:
+            until = before.counted_until
         if stay or now:
-            facts.timers.after(
-                max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
-            )
+            facts.timers.after(left)
         pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
         return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
+
+    def _passed(self, since: datetime) -> tuple[int, datetime | None]:
+        """The seconds since it was counted, and up to when it is counted with them."""
+        seen, now = self._facts.seen, self._facts.now
+        if seen.counted_at is not None:
+            passed = seen.at - seen.counted_at
+            if abs((now - since).total_seconds() - passed) > SET_SECONDS:
+                return int(passed), now if now != since else now + timedelta(
+                    seconds=1
+                )  # that it was is told by it
+        return seconds_between(since, now), max(since, now)  # a clock that goes back counts nothing twice
 
     def _node_price(self, name: str) -> Decimal | None:
         """Of an hour, as the pool says; while it is not there, as it said last: its nodes are paid all the same."""

@@ -39,7 +39,7 @@ async def test_a_job_whose_path_was_unknown_for_a_moment_is_deleted_later() -> N
     await passes(rig)
     finish(rig)
     rig.see()
-    rig.pass_time(61)
+    await rig.pass_time(61)
     rig.cluster.fault = lambda method, path: NO_SUCH_PATH if (method, path) == ("DELETE", JOB_PATH) else None
     await rig.reconcile(KEY)
     assert rig.state.jobs.get("digits", "ns") is not None

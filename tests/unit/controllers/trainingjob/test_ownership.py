@@ -27,7 +27,7 @@ async def test_pod_of_an_earlier_run_of_the_same_name_is_not_taken_for_its_own()
     await rig.reconcile(KEY)
     assert rig.state.pods.get("digits-worker-0-0", "ns") is None
     rig.cluster.objects.pop(path)
-    rig.pass_time(60)
+    await rig.pass_time(60)
     await settled(rig)
     assert rig.pod("digits-worker-0-0")["metadata"]["ownerReferences"][0]["uid"] == rig.job.metadata.uid
 
@@ -67,7 +67,7 @@ async def test_what_a_finished_job_had_goes_with_it() -> None:
     await settled(rig)
     assert rig.job.status.finished
     assert any("/secrets/" in path for path in rig.cluster.objects)
-    rig.pass_time(61)
+    await rig.pass_time(61)
     await rig.reconcile(KEY)
     assert {path for path in rig.cluster.objects if "/events/" not in path} == set()
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any, Never
 
 import pytest
@@ -24,7 +25,7 @@ from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.runtime.work_queue import Priority
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, Rig
-from tests.unit.policy import build
+from tests.unit.policy import build, pools
 
 pytestmark = pytest.mark.looptime
 PODS = "/api/v1/namespaces/ns/pods"
@@ -404,7 +405,7 @@ async def test_exceeded_quota_is_retried_later() -> None:
     await rig.reconcile(KEY)
     assert len(rig.cluster.writes("POST", "pods")) == tried  # not retried yet
     rig.cluster.fault = lambda _method, _path: None
-    rig.pass_time(31)
+    await rig.pass_time(31)
     await settled(rig)
     assert rig.pods() == EVERYTHING
     condition = rig.job.status.condition("QuotaExceeded")
@@ -421,7 +422,7 @@ async def test_invalid_pod_is_retried_at_once_when_the_spec_changes() -> None:
     assert condition is not None
     assert "Required value" in condition.message
     tried = len(rig.cluster.writes("POST", "pods"))
-    rig.pass_time(29)
+    await rig.pass_time(29)
     rig.see()
     await rig.reconcile(KEY)
     assert len(rig.cluster.writes("POST", "pods")) == tried
@@ -445,7 +446,7 @@ async def test_name_conflict_is_retried_soon() -> None:
     assert delay is not None
     assert delay <= 3.0
     rig.cluster.objects.pop(path)
-    rig.pass_time(delay)
+    await rig.pass_time(delay)
     await settled(rig)
     assert rig.pods() == EVERYTHING
 
@@ -551,7 +552,7 @@ async def test_conflict_at_a_service_does_not_keep_its_server_from_being_replace
     rig.see()
     await asyncio.sleep(5)
     await rig.reconcile(KEY)
-    rig.pass_time(5)
+    await rig.pass_time(5)
     await settled(rig)
     assert "digits-ps-0-1" in rig.pods()
     assert next(conflicts, None) is None, "it was met"
@@ -648,10 +649,34 @@ async def test_server_that_works_is_deleted_for_its_node_as_that_is_now(behind: 
         rig.cluster.add(path, build.node_manifest("safe-0", spot=False))
     rig.see()
     for _ in range(5):
-        rig.pass_time(5)
+        await rig.pass_time(5)
         with contextlib.suppress(Unavailable):
             await settled(rig)
     assert ("digits-ps-0-0" in rig.pods()) is behind
+
+
+@pytest.mark.parametrize("hours", [-6, 6])
+async def test_a_minute_with_a_wrong_clock_is_counted_as_a_minute(hours: int) -> None:
+    """Two minutes in which the machine's clock was six hours ahead cost six hours of all nodes."""
+    rig = Rig()
+    rig.state.pools.put(pools.pool("a"))
+    rig.apply(workers={"replicas": 1, "pools": ["a"]})
+    await settled(rig)
+    for name in rig.pods():
+        rig.cluster.change(f"{PODS}/{name}", spec={"nodeName": "spot-0"})
+    rig.run_pods()
+
+    async def minute() -> int:
+        await rig.pass_time(60)
+        await settled(rig)
+        return rig.job.status.pool_usage["a"].node_seconds
+
+    seconds = [await minute() for _ in range(2)]
+    rig.wall += timedelta(hours=hours)
+    seconds += [await minute() for _ in range(2)]
+    rig.wall -= timedelta(hours=hours)
+    seconds += [await minute() for _ in range(2)]
+    assert seconds == [seconds[0] + 60 * number for number in range(6)]
 
 
 async def test_pool_of_servers_that_cannot_be_read_is_named_with_its_field() -> None:

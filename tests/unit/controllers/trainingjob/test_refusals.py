@@ -13,6 +13,7 @@ import pytest
 from shoal.cluster.transport import Answer
 from shoal.manifests.names import budget_name, group_name, secret_name
 from shoal.manifests.objects import POD_GROUPS
+from shoal.policy.actions import ConfirmAbsent
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
 
 pytestmark = pytest.mark.looptime
@@ -72,15 +73,15 @@ async def test_refused_object_is_retried_only_when_due(
     assert all(delay is None or delay >= 1.0 for delay in delays)
     conditions = [condition(rig, which) for which in ("Stalled", "QuotaExceeded", "Degraded")]
     assert any(status_ == "True" and message in words for status_, _, words in conditions)
-    rig.pass_time(again - 1)
+    await rig.pass_time(again - 1)
     delay = (await passes(rig))[-1]
     assert len(rig.cluster.writes("POST", kind)) == 1
     assert delay is not None
-    rig.pass_time(delay)
+    await rig.pass_time(delay)
     await passes(rig)
     assert len(rig.cluster.writes("POST", kind)) == 2
     rig.cluster.fault = no_fault
-    rig.pass_time(2 * again)  # a quota is asked for less often each time
+    await rig.pass_time(2 * again)  # a quota is asked for less often each time
     await passes(rig)
     assert rig.pods() == EVERYTHING
     rig.run_pods()
@@ -99,13 +100,13 @@ async def test_invalid_pod_is_asked_for_ever_more_seldom_and_stalls_the_job_all_
         await passes(rig, 2)
         tries.append(len(rig.cluster.writes("POST", "pods")) > asked)
         told.append(condition(rig, "Stalled")[:2])
-        rig.pass_time(1)
+        await rig.pass_time(1)
     assert 4 <= sum(tries[60:]) <= 2 * 6  # of both roles
     assert set(told[1:]) == {("True", "Invalid")}
     events = [each for path, each in rig.cluster.objects.items() if "/events/" in path]
     assert len([each for each in events if each["reason"] == "Invalid"]) == 1
     rig.cluster.fault = no_fault
-    rig.pass_time(301)
+    await rig.pass_time(301)
     await passes(rig)
     assert rig.pods() == EVERYTHING
     assert condition(rig, "Stalled")[0] == "False"
@@ -118,7 +119,7 @@ async def test_pods_wait_for_secret_and_service(kind: str) -> None:
     rig.cluster.fault = refusing(kind, 403, "exceeded quota: few")
     for _ in range(5):
         await passes(rig, 2)
-        rig.pass_time(6)
+        await rig.pass_time(6)
     assert rig.pods() == set()
 
 
@@ -138,7 +139,7 @@ async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
     rig.cluster.fault = no_fault
     body = rig.cluster.objects[JOB_PATH]
     rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
-    rig.pass_time(31)
+    await rig.pass_time(31)
     await passes(rig)
     assert condition(rig, "Degraded")[0] == "False"
 
@@ -168,7 +169,7 @@ async def test_a_gang_that_runs_costs_no_requests() -> None:
     rig.run_pods()
     rig.cluster.requests.clear()
     for _ in range(60):
-        rig.pass_time(10)
+        await rig.pass_time(10)
         await passes(rig, 1)
     assert rig.cluster.writes("PATCH", "podgroups") == []
 
@@ -190,7 +191,7 @@ async def test_a_job_whose_cluster_has_no_pod_groups_runs_without_and_says_so(st
     await passes(rig)
     assert len(rig.cluster.writes("PATCH", "podgroups")) == asked
     rig.cluster.fault = no_fault
-    rig.pass_time(31)
+    await rig.pass_time(31)
     await passes(rig)
     assert condition(rig, "Degraded")[0] == "False"
 
@@ -202,6 +203,57 @@ async def test_request_without_effect_is_repeated_ever_more_seldom() -> None:
     for _ in range(20):
         await asyncio.sleep(await rig.reconcile(KEY) or 0.0)
     assert 8.0 <= (await rig.reconcile(KEY) or 0.0) <= 12.0
+
+
+# --- the wall clock --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [(403, "exceeded quota: few"), (403, "no such right"), (422, "invalid")])
+@pytest.mark.parametrize("kind", ["pods", "secrets"])
+async def test_a_refusal_is_over_though_the_clock_was_set_back(kind: str, answer: tuple[int, str]) -> None:
+    """A machine whose clock is ahead at its start and is then set right: the job waited for as long as that was."""
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing(kind, *answer)
+    rig.wall += timedelta(hours=1)
+    await passes(rig)
+    rig.wall -= timedelta(hours=1)
+    rig.cluster.fault = no_fault
+    assert rig.pods() == set()
+    await rig.pass_time(31)
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_a_name_is_asked_for_again_though_the_clock_was_set_back() -> None:
+    rig = Rig()
+    rig.apply()
+    path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
+    rig.cluster.add(path, {"metadata": {"name": "digits-ps-0-0", "namespace": "ns"}, "spec": {}})
+    rig.wall += timedelta(hours=1)
+    rig.state.pods.keep(set(), rig.cluster.version)  # it has no label: no watch tells of it
+    await rig.reconcile(KEY)
+    assert condition(rig, "Stalled")[1] == "NameCollision"
+    rig.wall -= timedelta(hours=1)
+    rig.cluster.objects.pop(path)
+    await rig.pass_time(3)
+    await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_what_was_confirmed_is_confirmed_again_whatever_the_clock_says(hours: int) -> None:
+    rig = Rig()
+    rig.apply()
+    await passes(rig)
+    await rig.applier.carry_out(rig.job, ConfirmAbsent("spot-0", "Node"))
+    name = secret_name(rig.job)
+    for seconds, known in ((0, (True, True)), (61, (True, False)), (240, (False, False))):
+        rig.wall += timedelta(hours=hours)
+        await rig.pass_time(seconds)
+        seen = rig.observer.observe(KEY)
+        assert seen is not None
+        assert (name in seen.existing, "spot-0" in seen.absent_nodes) == known
 
 
 # --- existing objects ------------------------------------------------------------------------------------------------
@@ -220,7 +272,7 @@ async def test_deleted_secret_is_created_again() -> None:
         delay = (await passes(rig))[-1]
         assert delay is not None
         assert passed + delay <= 301
-        rig.pass_time(delay)
+        await rig.pass_time(delay)
         passed += delay
         await passes(rig)
     assert rig.cluster.objects[path]["data"] == made["data"]
@@ -238,9 +290,10 @@ async def test_job_that_runs_costs_no_requests_for_what_it_has(restarted: bool) 
     for _ in range(60):
         if restarted:
             rig.answers.forget(rig.job.metadata.uid)
-        rig.pass_time(10)
+        await rig.pass_time(10)
         await passes(rig, 1)
-    assert [each for each in rig.cluster.requests if each[0] == "POST"] == []
+    made = {path for method, path in rig.cluster.requests if method == "POST"}
+    assert made <= {"/api/v1/namespaces/ns/events"}, "that the coordinator of this world does not answer"
 
 
 async def test_deleted_disruption_budget_is_created_again_and_given_back_once() -> None:
@@ -274,7 +327,7 @@ async def test_full_quota_does_not_block_pods_with_an_existing_secret(restarted:
     rig.run_pods()
     await passes(rig)
     rig.cluster.fault = refusing("secrets", 403, "exceeded quota: secrets")
-    rig.pass_time(301)
+    await rig.pass_time(301)
     if restarted:
         rig.answers.forget(rig.job.metadata.uid)
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
@@ -325,7 +378,7 @@ async def test_overdue_pod_of_an_earlier_run_stalls_the_job() -> None:
     rig.apply()
     await passes(rig)
     assert condition(rig, "Stalled")[0] != "True"  # it is terminating
-    rig.pass_time(66)
+    await rig.pass_time(66)
     delay = (await passes(rig))[-1]
     state, reason, words = condition(rig, "Stalled")
     assert (state, reason) == ("True", "NameCollision")
@@ -345,7 +398,7 @@ async def test_overdue_pod_unknown_to_the_watch_stalls_the_job() -> None:
     path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
     rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
     rig.apply()
-    rig.pass_time(6)
+    await rig.pass_time(6)
     rig.state.pods.keep(set(), rig.cluster.version)
     await rig.reconcile(KEY)
     assert "on node safe-7" in condition(rig, "Stalled")[2]
@@ -368,10 +421,10 @@ async def test_a_finished_job_says_that_it_cannot_be_deleted() -> None:
     refusal = Answer(403, json.dumps({"message": "trainingjobs is forbidden: no such right"}).encode())
     rig.cluster.fault = lambda method, path: refusal if (method, path) == ("DELETE", JOB_PATH) else None
     await passes(rig)
-    rig.pass_time(61)
+    await rig.pass_time(61)
     for _ in range(8):
         await passes(rig)
-        rig.pass_time(10)
+        await rig.pass_time(10)
         await asyncio.sleep(10)
     status_, reason, words = condition(rig, "Degraded")
     assert (status_, reason) == ("True", "ApiServerRefuses")

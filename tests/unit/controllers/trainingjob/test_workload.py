@@ -90,7 +90,7 @@ async def test_a_class_that_is_not_there_is_told_and_asked_for_again() -> None:
     assert condition(rig, "Degraded")[1] == "NoWorkload"
     absent = {"metadata": {"name": "absent"}, "value": 5}
     rig.cluster.add(f"/apis/{KUEUE}/workloadpriorityclasses/absent", absent)
-    rig.pass_time(31)
+    await rig.pass_time(31)
     await passes(rig)
     assert rig.cluster.objects[path(rig)]["spec"]["priority"] == 5
     assert condition(rig, "Degraded")[0] == "False"

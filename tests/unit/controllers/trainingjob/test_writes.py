@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ async def settle(rig: Rig, times: int = 6) -> None:
     for _ in range(times):
         rig.see()
         await rig.reconcile(KEY)
-        rig.pass_time(5)
+        rig.wall += timedelta(seconds=5)
 
 
 async def of_four() -> Rig:
@@ -133,7 +134,7 @@ async def test_a_loss_is_told_with_its_replacement(failed: bool) -> None:
     for _ in range(2):
         await rig.reconcile(KEY)
         assert "PUT digits" not in writes_of(rig)
-        rig.pass_time(1)  # as long as the first back-off
+        rig.wall += timedelta(seconds=1)  # as long as the first back-off
         await asyncio.sleep(0.9)
     await rig.reconcile(KEY)
     run(rig)
