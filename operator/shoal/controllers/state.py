@@ -153,7 +153,6 @@ class ClusterState:
         self.pods: Cache[Pod] = Cache(
             self._pod_changed,
             {
-                "job": _job_of,
                 "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
                 "worker's host": partial(_host, "worker"),

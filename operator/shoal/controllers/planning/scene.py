@@ -92,8 +92,9 @@ class Scene:
 
     def _zone(self, look: Look) -> str:
         """Where parameter server 0 is, which nothing moves; until it has a node, where all of its pools are."""
-        servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
-        nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
+        there = ((pod.place, pod.spec.node_name or "") for pod in look.pods if pod.place and not pod.ended)
+        servers = sorted((pair for pair in there if pair[0].is_coordinator), reverse=True)  # the newest first
+        nodes = (self.nodes.get(name) for _, name in servers)
         named = look.job.spec.parameter_servers.pools
         zones = {self.pools[name].spec.zone for name in named if name in self.pools}
         to_be = zones.pop() if len(zones) == 1 else ""
@@ -118,7 +119,7 @@ def take(
         report, age = poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
         profile = job.metadata.namespace, learner.name_of(job, fingerprint)
-        pods = state.pods.indexed("job", key_of(job))
+        pods = state.pods.indexed("run", (key_of(job), job.metadata.uid))
         looks.append(Look(job, report, at - age, pods, profile))
     every = {key: learner.known(key) for key in learner.keys} if looks else {}
     asked = {look.profile for look in looks}

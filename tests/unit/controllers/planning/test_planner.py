@@ -228,15 +228,49 @@ async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may
     world.add(pool("safe", 0.1, False, zone="z2"))
     labels = {"topology.kubernetes.io/zone": "z2"}
     world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
-    server = build.pod_manifest("ps", node="safe")
-    server["metadata"]["labels"]["shoal.dev/job"] = "digits"
     if begun:
-        world.state.pods.put(Pod.model_validate(server))
+        world.state.pods.put(server_of(job, 0, "safe"))
     world.hear(job, report(1e6))
     await world.planner.plan_once()
     found = world.planner.proposal(job.metadata.uid)
     assert found is not None
     assert set(found.pools) == {chosen}
+
+
+def server_of(job: TrainingJob, incarnation: int, node: str, **more: Any) -> Pod:
+    """A pod of parameter server 0 of the job."""
+    server = build.pod_manifest("ps", incarnation=incarnation, node=node, **more)
+    server["metadata"]["ownerReferences"][0]["uid"] = job.metadata.uid
+    server["metadata"]["uid"] += job.metadata.uid
+    return Pod.model_validate(server)
+
+
+async def test_the_server_is_where_the_newest_pod_of_this_run_is() -> None:
+    """A pod of an earlier job of this name, one that has ended, and one that only bears the label say nothing."""
+    world = World()
+    workers = job_manifest()["spec"]["workers"] | {"zonePolicy": "Same"}
+    job = TrainingJob.model_validate(job_manifest(workers=workers))
+    world.add(job, *(pool(name, 0.3, True, zone=name) for name in ("spot", "on-demand")))
+    for zone in ("spot", "on-demand"):
+        meta = {"name": zone, "uid": zone, "labels": {"topology.kubernetes.io/zone": zone}}
+        world.state.nodes.put(Node.model_validate({"metadata": meta}))
+    earlier = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "earlier"})})
+    labelled = server_of(job, 8, "spot")
+    for server in (
+        server_of(earlier, 7, "spot", deleting=NOW),
+        server_of(job, 1, "spot", deleting=NOW),
+        server_of(job, 3, "spot", phase="Failed"),
+        labelled.model_copy(
+            update={"metadata": replace(labelled.metadata, name="mine", owner_references=())}
+        ),
+        server_of(job, 2, "on-demand"),
+    ):
+        world.state.pods.put(server)
+    world.hear(job, report(1e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert set(found.pools) == {"on-demand"}
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -1253,9 +1287,13 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     manifest["metadata"] = {**manifest["metadata"], "name": "other", "uid": "uid-other"}
     other = TrainingJob.model_validate(manifest)
     world.add(first, other, pool("spot", 0.3, True))
-    labels = {"shoal.dev/job": "other", "shoal.dev/role": "worker"}
-    meta = {"name": "other-worker-0-0", "namespace": "team", "uid": "p", "labels": labels}
-    world.state.pods.put(Pod.model_validate({"metadata": meta, "spec": {"priority": priority}}))
+    worker = build.pod_manifest()
+    worker["metadata"] |= {
+        "name": "other-worker-0-0",
+        "ownerReferences": [{"uid": "uid-other", "controller": True}],
+    }
+    worker["metadata"]["labels"]["shoal.dev/job"] = "other"
+    world.state.pods.put(Pod.model_validate({**worker, "spec": {"priority": priority}}))
     await world.planner.plan_once()
     found = world.planner.proposal(first.metadata.uid)
     assert found is not None
