@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,18 +18,36 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.controllers.state import Key, Wake
 from shoal.errors import Unavailable
+from shoal.policy.common.wording import short
+from shoal.runtime.backoff import pause
 from shoal.runtime.work_queue import Priority
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 5.0
-"""Until the next try where the API server did not answer."""
+REASON = "Unreadable"
+LONGEST_PAUSE = 300.0
+"""Seconds between tries to tell of a job: the API server may refuse it for long, as without a role."""
+MOST_WHY = 500
+"""Characters of why: whoever writes an object chooses how long its fields are called."""
+
+
+@dataclass(frozen=True)
+class _Complaint:
+    """What is to be told of a job. A standby keeps it for hours, and a job may be as large as etcd takes."""
+
+    uid: str
+    generation: int
+    message: str
+    conditions: Sequence[Mapping[str, Any]]
+    """The others that it has."""
+    failures: int = 0
+    """So many tries to tell it failed, in a row."""
 
 
 class Complaints:
     """Takes jobs that cannot be read, and writes the condition Stalled to them.
 
-    `unread`: whether the job with this uid still cannot be.
+    `unread`: whether the job with this uid still cannot be: it has not become readable, nor is it gone.
     """
 
     def __init__(
@@ -43,65 +62,60 @@ class Complaints:
         self._unread = unread
         self._wake = wake
         self._wall = wall
-        self._unreadable: dict[Key, tuple[Mapping[str, Any], str]] = {}
+        self._untold: dict[Key, _Complaint] = {}
 
     def hear(self, found: Mapping[str, Any], why: str) -> Key:
         """Take an object as it was listed or watched; returns its key."""
-        meta = found.get("metadata") or {}
+        meta, status = found.get("metadata") or {}, found.get("status") or {}
         key = str(meta.get("namespace", "")), str(meta.get("name", ""))
-        self._unreadable[key] = found, why
+        conditions = [each for each in status.get("conditions") or [] if isinstance(each, dict)]
+        before = next((each for each in conditions if each.get("type") == "Stalled"), {})
+        message = (
+            f"this version of Shoal cannot read {short(why, MOST_WHY)}; what runs goes on, but no lost pod is replaced:"
+            " upgrade Shoal, or change the field"
+        )
+        if key not in self._untold:
+            self._untold = {known: each for known, each in self._untold.items() if self._unread(each.uid)}
+        self._untold.pop(key, None)
+        if (before.get("reason"), before.get("message")) != (REASON, message):
+            others = [each for each in conditions if each is not before]
+            uid, generation = str(meta.get("uid", "")), meta.get("generation", 0)
+            self._untold[key] = _Complaint(uid, generation, message, others)
         return key
 
     def keys(self) -> list[Key]:
         """The jobs that nobody was told of yet: a process that does not lead only hears."""
-        return list(self._unreadable)
+        return list(self._untold)
 
     def about(self, key: Key) -> bool:
         """Whether there is something to complain about."""
-        return key in self._unreadable
+        return key in self._untold
 
     async def complain(self, key: Key) -> None:
-        """Write the condition, unless it is there. Where the API server does not answer, the key is woken later.
-
-        Raises:
-            Unavailable: it did not answer.
-        """
-        if (known := self._unreadable.pop(key, None)) is None:
-            return
-        found, why = known
-        if not self._unread(str(found["metadata"].get("uid", ""))):
+        """Write the condition. Where that fails, the key is woken later."""
+        if (known := self._untold.pop(key, None)) is None or not self._unread(known.uid):
             return
         namespace, name = key
-        message = (
-            f"this version of Shoal cannot read {why}; what runs goes on, but no lost pod is replaced:"
-            " upgrade Shoal, or change the field"
-        )
-        status = found.get("status") or {}
-        conditions = [c for c in status.get("conditions") or [] if isinstance(c, dict)]
-        before = next((c for c in conditions if c.get("type") == "Stalled"), None)
-        if before is not None and (before.get("reason"), before.get("message")) == ("Unreadable", message):
-            return
         stalled = {
             "type": "Stalled",
             "status": "True",
-            "reason": "Unreadable",
-            "message": message,
-            "observedGeneration": found["metadata"].get("generation", 0),
+            "reason": REASON,
+            "message": known.message,
+            "observedGeneration": known.generation,
             "lastTransitionTime": self._wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         body = {
-            "metadata": {"uid": found["metadata"].get("uid")},
-            "status": {
-                "reason": "Unreadable",
-                "conditions": [*(c for c in conditions if c.get("type") != "Stalled"), stalled],
-            },
+            "metadata": {"uid": known.uid},
+            "status": {"reason": REASON, "conditions": [*known.conditions, stalled]},
         }
         path = f"/apis/{API_VERSION}/namespaces/{namespace}/{TrainingJob.PLURAL}/{name}/status"
         try:
             answer = await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
-        except Unavailable:
-            self._unreadable.setdefault(key, known)
-            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._wake, key, Priority.ROUTINE)
-            raise
-        if not answer.ok and answer.status not in {404, 409}:
-            logger.warning("cannot report that %s/%s is unreadable: %s", namespace, name, answer.message)
+            answer.accept(404, 409)  # it is gone, or has changed: then it is heard of again
+        except Unavailable as error:
+            failures = known.failures + 1
+            self._untold.setdefault(key, replace(known, failures=failures))
+            seconds = pause(failures, error, LONGEST_PAUSE)
+            asyncio.get_running_loop().call_later(seconds, self._wake, key, Priority.ROUTINE)
+            words = "cannot report that %s/%s is unreadable: %s; retrying in %.2f s"
+            logger.warning(words, namespace, name, error, seconds)
