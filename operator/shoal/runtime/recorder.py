@@ -2,8 +2,9 @@
 
 The queue is bounded, and a wave of losses is a handful of requests: the first events of an object with one reason are
 posted as they are, the others are combined into one event with a count. An event's name is derived from the object,
-the reason and the message, so that a repetition, even after a restart, is a 409 and increments the count. Kubernetes
-deletes events after an hour. Losing an event is not an error, since the status has the same information.
+the reason and the message, so that a repetition, even after a restart, is a 409 and increments the count that is
+stored. Kubernetes deletes events after an hour. Losing an event is not an error, since the status has the same
+information.
 
 Events of a namespace are posted one after another, and those of a few namespaces at once: where each takes long, it is
 that namespace's which wait, and which are lost.
@@ -15,14 +16,16 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+
+from pydantic import BaseModel, ValidationError
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.events import Event
 from shoal.cluster.clock import loop_time
-from shoal.cluster.transport import MERGE_PATCH, Transport
+from shoal.cluster.transport import MERGE_PATCH, Answer, Transport
 from shoal.errors import ClusterError
 from shoal.runtime.shares import Shares
 
@@ -48,6 +51,12 @@ class _Waiting:
     count: int = 1
     """Repetitions that this write stands for."""
     combined: bool = False
+
+
+class _Stored(BaseModel):
+    """What is read of a stored event."""
+
+    count: int = 1
 
 
 class Recorder:
@@ -110,12 +119,10 @@ class Recorder:
 
     async def _post_first(self, space: str) -> None:
         name, waiting = self._next(space)
-        before = self._counts.get(name)
         try:
             await self._post(name, waiting)
         except asyncio.CancelledError:
             self._waiting.setdefault(space, OrderedDict())[name] = waiting  # for `drain`
-            self._counts.pop(name) if before is None else self._counts.update({name: before})
             raise
         if waiting.combined:
             self._resting[name] = None
@@ -164,34 +171,44 @@ class Recorder:
         return count + 1
 
     async def _post(self, name: str, waiting: _Waiting) -> None:
-        before = self._counts.pop(name, 0)
-        count = self._counts[name] = before + waiting.count
+        try:
+            count = await self._write(name, waiting)
+        except (ClusterError, ValidationError) as error:
+            self._on_result("failed")
+            reason, about = waiting.event.reason, waiting.about.metadata.name
+            logger.warning("cannot record event %s of %s: %s", reason, about, error)
+            return
+        self._on_result("posted")
+        self._counts.pop(name, None)  # so that the last one is the newest
+        self._counts[name] = count
         if len(self._counts) > MAX_COUNTS:
             self._counts.popitem(last=False)
-        about = waiting.about
-        event = waiting.event
-        if waiting.combined:
-            event = replace(event, message=f"{count} more of these; the last: {event.message}")
-        try:
-            if before and await self._update(about, name, event, count) != 404:
-                self._on_result("posted")
-                return
-            self._counts[name] = waiting.count
-            if (status := await self._create(about, name, event, waiting.count)) == 409:
-                await self._update(about, name, event, None)
-            elif status >= 300:
-                self._on_result("failed")
-                logger.warning(
-                    "cannot record event %s of %s: HTTP %s", event.reason, about.metadata.name, status
-                )
-                return
-            self._on_result("posted")
-        except ClusterError as error:
-            self._on_result("failed")
-            logger.warning("cannot record event %s of %s: %s", event.reason, about.metadata.name, error)
 
-    async def _create(self, about: Resource, name: str, event: Event, count: int) -> int:
-        now = self._now()
+    async def _write(self, name: str, waiting: _Waiting) -> int:
+        """Create the event, or count a repetition of it; returns its count.
+
+        Raises:
+            ClusterError: no answer, or a refusal.
+            ValidationError: an answer that is no event.
+        """
+        if (known := self._counts.get(name)) is not None:
+            count = known + waiting.count
+            if (updated := await self._patch(name, waiting, self._repeated(waiting, count))).status != 404:
+                updated.accept()
+                return count
+        created = await self._create(name, waiting)
+        if created.status != 409:
+            created.accept()
+            return waiting.count
+        # An earlier process posted it. To patch nothing is to read, which takes no other right.
+        stored = await self._patch(name, waiting, {})
+        stored.accept()
+        count = _Stored.model_validate_json(stored.body, extra="ignore").count + waiting.count
+        (await self._patch(name, waiting, self._repeated(waiting, count))).accept()
+        return count
+
+    async def _create(self, name: str, waiting: _Waiting) -> Answer:
+        about, event, now = waiting.about, waiting.event, self._now()
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -206,26 +223,24 @@ class Recorder:
             },
             "type": event.type,
             "reason": event.reason,
-            "message": event.message[:MAX_MESSAGE_LENGTH],
             "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": count,
+            **self._repeated(waiting, waiting.count),
             "source": {"component": "shoal"},
             "reportingComponent": "shoal.dev/operator",
             "reportingInstance": self._reporter[:128],
         }
-        return (await self._transport.request("POST", _path(about), body=body)).status
+        return await self._transport.request("POST", _path(about), body=body)
 
-    async def _update(self, about: Resource, name: str, event: Event, count: int | None) -> int:
-        """Count a repetition; `count`: None where an earlier process posted it and its count is not known."""
-        body: dict[str, object] = {
-            "lastTimestamp": self._now(),
-            "message": event.message[:MAX_MESSAGE_LENGTH],
-        }
-        if count is not None:
-            body["count"] = count
-        path = f"{_path(about)}/{name}"
-        return (await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)).status
+    async def _patch(self, name: str, waiting: _Waiting, body: Mapping[str, object]) -> Answer:
+        path = f"{_path(waiting.about)}/{name}"
+        return await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    def _repeated(self, waiting: _Waiting, count: int) -> dict[str, object]:
+        """What of an event each repetition changes."""
+        message = waiting.event.message
+        if waiting.combined:
+            message = f"{count} more of these; the last: {message}"
+        return {"lastTimestamp": self._now(), "message": message[:MAX_MESSAGE_LENGTH], "count": count}
 
     def _now(self) -> str:
         return self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 
@@ -42,11 +43,77 @@ async def test_repeated_event_is_counted() -> None:
 async def test_repeated_event_after_a_restart_is_the_same_object() -> None:
     rig = Rig()
     job = rig.apply()
-    await rig.record(DISRUPTED)
+    for _ in range(4):
+        await rig.record(DISRUPTED)
     after_restart = Recorder(rig.cluster, reporter="next", wall=lambda: NOW)
+    counts = []
+    for _ in range(3):
+        after_restart.record(job, [DISRUPTED])
+        await after_restart.drain()
+        [event] = events(rig)
+        counts.append(event["count"])
+    assert counts == [5, 6, 7], "it only grows"
+
+
+async def test_combined_event_says_its_count_also_after_a_restart() -> None:
+    rig = Rig()
+    job = rig.apply()
+    wave = [Event("Warning", "WorkerDisrupted", f"worker {n} was disrupted") for n in range(100)]
+    await rig.record(*wave)
+    after_restart = Recorder(rig.cluster, reporter="next", wall=lambda: NOW)
+    after_restart.record(job, wave)
+    await after_restart.drain()
+    combined = max(events(rig), key=lambda event: int(str(event["count"])))
+    more = 2 * (100 - BURST["Warning"])
+    assert combined["count"] == more
+    assert combined["message"] == f"{more} more of these; the last: worker 99 was disrupted"
+
+
+async def test_a_repetition_that_is_refused_is_told_as_failed() -> None:
+    results: Counter[str] = Counter()
+    rig = Rig()
+    job = rig.apply()
+    recorder = Recorder(
+        rig.cluster, reporter="one", wall=lambda: NOW, on_result=lambda each: results.update([each])
+    )
+    rig.cluster.fault = lambda method, _path: Answer(403, b"{}") if method == "PATCH" else None
+    for _ in range(2):
+        recorder.record(job, [DISRUPTED])
+        await recorder.drain()
+    assert results == {"posted": 1, "failed": 1}
+    after_restart = Recorder(
+        rig.cluster, reporter="two", wall=lambda: NOW, on_result=lambda each: results.update([each])
+    )
+    rig.cluster.fault = lambda method, _path: Answer(200, b"<html>") if method == "PATCH" else None
     after_restart.record(job, [DISRUPTED])
     await after_restart.drain()
-    assert len(events(rig)) == 1
+    assert results == {"posted": 1, "failed": 2}
+
+
+async def test_what_is_being_posted_when_the_process_ends_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After events of thousands of names elsewhere, this one was not among those whose counts were remembered."""
+    monkeypatch.setattr("shoal.runtime.recorder.MAX_COUNTS", 1)
+    rig = Rig()
+    answers = asyncio.Event()
+    request = rig.cluster.request
+
+    async def slow_of_one(method: str, path: str, **options: Any) -> Answer:
+        if "/slow/" in path:
+            await answers.wait()
+        return await request(method, path, **options)
+
+    monkeypatch.setattr(rig.cluster, "request", slow_of_one)
+    recorder = Recorder(rig.cluster, reporter="one", wall=lambda: NOW)
+    task = asyncio.create_task(recorder.run())
+    for space in ("slow", "a", "b", "c"):
+        recorder.record(of(space), [DISRUPTED])
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    answers.set()
+    await recorder.drain()
+    assert len(events(rig)) == 4
 
 
 async def test_expired_event_is_created_again() -> None:

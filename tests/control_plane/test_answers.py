@@ -1,12 +1,17 @@
-"""How a real API server says that there is no such object, and that it does not know such objects."""
+"""What a real API server answers, where Shoal goes by it: that there is no such object, and to a patch of nothing."""
 
 from __future__ import annotations
 
 import pytest
 
 from dev.cluster import ControlPlane
+from dev.kube import Kube
+from shoal.api.base import Resource
+from shoal.api.events import Event
+from shoal.cluster.clock import utc_now
 from shoal.cluster.transport import JSON
 from shoal.errors import Unavailable
+from shoal.runtime.recorder import Recorder
 from tests.control_plane.operators import transport
 
 UID = {"preconditions": {"uid": "0-0-0"}}
@@ -37,3 +42,23 @@ async def test_a_404_is_about_the_object_only_where_its_kind_is_known(
                     answer.accept(404)
     finally:
         await server.close()
+
+
+async def test_a_repetition_counts_on_from_what_an_earlier_process_posted(
+    control_plane: ControlPlane, namespace: str, kube: Kube
+) -> None:
+    server = await transport(control_plane.kubeconfig)
+    job = Resource.model_validate(
+        {"kind": "TrainingJob", "metadata": {"name": "digits", "namespace": namespace, "uid": "u"}}
+    )
+    event = Event("Warning", "WorkerDisrupted", "worker 0 was disrupted")
+    try:
+        for process in range(3):
+            recorder = Recorder(server, reporter=f"operator-{process}", wall=utc_now)
+            for _ in range(2):
+                recorder.record(job, [event])
+                await recorder.drain()
+    finally:
+        await server.close()
+    [found] = (await kube.get(f"/api/v1/namespaces/{namespace}/events"))["items"]
+    assert (found["count"], found["message"]) == (6, event.message)
