@@ -68,7 +68,8 @@ class Hooks:
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
         self._missed = set[tuple[str, str]]()
         self._ended = False
-        self._compiled_rate = rate_of(model)
+        self.compiled_rate = rate_of(model)
+        """That of the job until a callback sets it; None: callbacks cannot."""
 
     @property
     def _callbacks(self) -> Sequence[Any]:
@@ -173,8 +174,8 @@ class Hooks:
         return self._seen
 
     def _set_compiled_rate(self) -> None:
-        if self._compiled_rate is not None:
-            set_rate(self._model, self._compiled_rate)
+        if self.compiled_rate is not None:
+            set_rate(self._model, self.compiled_rate)
 
     def _redirect(self, callback: Any) -> None:
         name = path_attribute(callback)

@@ -94,8 +94,8 @@ class Loop:
         self._deferred: Item | None = None
         """An item that waits for the end of an outage."""
         self._last_push = clock()
-        self._followed_rate: float | None = None
-        self._compiled_rate: float | None = None
+        self._compiled_rate = None if placement.on_server else rate_of(flat_model.model)
+        self._followed_rate = self._compiled_rate
         self.steps = 0
         self.beside = Beside()
 
@@ -189,6 +189,7 @@ class Loop:
             self._deferred = task
             return
         self._do_task(task, flat)
+        self._followed_rate = None  # its callbacks may have set that of the model
         self._feed.task_finished()
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -204,8 +205,6 @@ class Loop:
         assert self.upstream.pulled is not None
         base = self.upstream.pulled
         started = self._clock()
-        if not self._placement.on_server:
-            self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
         if (step := self._step(self._parameters, ready, updates)) is None:
             return
@@ -237,6 +236,8 @@ class Loop:
 
     def _step(self, placed: Callable[[], Any], ready: Ready, updates: int) -> Step | None:
         """Run one step on what `placed` gives, while the next batch goes to the accelerator; None if discarded."""
+        if not self._placement.on_server:
+            self._follow_rate()
         try:
             what = f"a training step on {ready.work.source}"
             with self._watch(what), reporting(self._coordinator, what, self._clock):
@@ -287,14 +288,11 @@ class Loop:
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""
-        rate = self._coordinator.learning_rate()
-        if rate == self._followed_rate:
-            return
-        if self._followed_rate is None:
-            self._compiled_rate = rate_of(self._flat_model.model)
-        self._followed_rate = rate
-        if (new := self._compiled_rate if rate is None else rate) is not None:
-            set_rate(self._flat_model.model, new)
+        told = self._coordinator.learning_rate()
+        rate = self._compiled_rate if told is None else told
+        if rate is not None and rate != self._followed_rate:
+            set_rate(self._flat_model.model, rate)
+            self._followed_rate = rate
 
     def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""

@@ -206,7 +206,8 @@ class Tasks:
             flat = self._evaluated[1]
         self._evaluated = None
         self._flat_model.load(flat)
-        before = rate_of(self._flat_model.model) if learning_rate is None else learning_rate
+        # Not that of the model, which this worker's callbacks may have set in epochs that the job has lost since.
+        before = self._hooks.compiled_rate if learning_rate is None else learning_rate
         stop = self._hooks.run(history, learning_rate)
         rate = rate_of(self._flat_model.model)
         self._hooks.save_if_best(len(history) - 1, flat)

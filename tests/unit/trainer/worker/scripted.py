@@ -95,7 +95,7 @@ class Coordinator:
     """Records the reports."""
 
     def __init__(self):
-        self.outage, self.reports, self.diverged_batches = "", [], []
+        self.outage, self.reports, self.diverged_batches, self.rate = "", [], [], None
 
     def join(self, leases, wasted):
         assert not leases
@@ -110,7 +110,7 @@ class Coordinator:
             self.outage = message
 
     def learning_rate(self):
-        return None
+        return self.rate
 
     def finished(self):
         return False
@@ -122,7 +122,7 @@ class Coordinator:
 class Bench:
     """A worker that has pulled, and holds a lease of the positions 0 to 8."""
 
-    def __init__(self, **policy):
+    def __init__(self, *, keras_model=None, placement=None, task=None, **policy):
         self.server, self.coordinator, self.leases, self.now = (
             Server(self.passes),
             Coordinator(),
@@ -137,17 +137,18 @@ class Bench:
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), vector=vector, step=self.step, averages=(),
             mean=lambda: HostMean(SIZE, SIZE), inclusion=lambda: HostInclusion(SIZE, lambda flat: flat),
-            still=lambda _parameters: aligned(SIZE),
+            still=lambda _parameters: aligned(SIZE), model=keras_model,
         )  # fmt: skip
         feed = SimpleNamespace(
             start=lambda: None,
             stop=lambda: None,
             upcoming=lambda: None,
             get=lambda _timeout: self.items.pop(0) if self.items else None,
+            task_finished=lambda: None,
         )
         self.feed = feed
         self.loop = Loop(
-            model, Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, None,
+            model, placement or Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, task,
             threading.Event(), Policy(**policy), clock=lambda: self.now,
         )  # fmt: skip
         self.loop.upstream._use(self.server.pulled())

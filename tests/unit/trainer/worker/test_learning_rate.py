@@ -8,15 +8,20 @@ from shoal_trainer import UserError
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import Heartbeat, TaskDone
 from shoal_trainer.coordinator.task_queue import Tasks as Queue
-from shoal_trainer.worker.callbacks import rate_of
+from shoal_trainer.wire.messages import OptimizerConfig
+from shoal_trainer.worker.callbacks import rate_of, set_rate
+from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.tasks import Tasks
+from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.coordinator.bench import Bench
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
+from tests.unit.trainer.worker.scripted import Bench as Scripted
 
 # From Keras' optimizer with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -94,6 +99,28 @@ def test_the_rate_of_the_job_counts_not_that_of_the_replay(worker):
     tasks = worker(plateau)
     outcome = tasks.run_callbacks(tasks._flat_model.initial(), HISTORY[:4], 0.004)
     assert outcome.learning_rate == pytest.approx(0.002)
+
+
+def test_a_rate_that_the_job_has_lost_is_set_again_by_the_same_worker(worker):
+    """By a rollback, or with a parameter server that had not saved it: the callbacks see the epoch again."""
+    tasks = worker(plateau)
+    first, again = (tasks.run_callbacks(tasks._flat_model.initial(), HISTORY[:4], None) for _ in range(2))
+    assert first.learning_rate == again.learning_rate == pytest.approx(0.005)
+
+
+def test_an_optimizer_on_the_worker_has_the_rate_of_the_job_whatever_its_callbacks_left():
+    model, seen = functional("adamax"), []
+    compiled = rate_of(model)
+    placement = Placement(OptimizerConfig(name="delta"), "adamax runs on the worker")
+    bench = Scripted(keras_model=model, placement=placement, task=lambda *_: set_rate(model, 1e-4))
+    bench.loop.upstream.pull_exact = lambda _flat: True
+    step = bench.loop._flat_model.step
+    bench.loop._flat_model.step = lambda *given: (seen.append(rate_of(model)), step(*given))[1]
+    task = TaskWork((1, 1), "callbacks")
+    for told, item in [(None, task), (None, bench.batch()), (1e-4, bench.batch(2)), (None, bench.batch(4))]:
+        bench.coordinator.rate = told
+        bench.loop._train(item) if isinstance(item, Ready) else bench.loop._handle(item)
+    assert seen == [compiled, pytest.approx(1e-4), compiled]
 
 
 def test_schedule_in_the_optimizer_refuses_such_callbacks(worker):
