@@ -65,6 +65,22 @@ def test_part_that_takes_long_is_written_once(tmp_path: Path, seconds: float) ->
     assert shard.now <= max(UPLOAD_SECONDS, seconds) + POLL_SECONDS
 
 
+def test_part_of_an_earlier_attempt_is_no_answer_to_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file was removed before the later attempt, which has the same number."""
+    shard = Slow(tmp_path, seconds=0.0)
+    shard.follower.handlers()["snapshot"](SnapshotShard(number=3, epoch=0))
+
+    def breaks_off(*_: object) -> None:
+        shard.passes(UPLOAD_SECONDS)
+        raise Unreachable("the upload breaks off")
+
+    monkeypatch.setattr(LocalStorage, "write", breaks_off)
+    with pytest.raises(Unreachable, match="has not written its part"):
+        shard.control.snapshot(3, 0, 0)
+
+
 def test_part_of_which_nothing_is_written_any_more_is_given_up(tmp_path: Path) -> None:
     shard = Slow(tmp_path, seconds=1e9, hangs_at=700.0)
     with pytest.raises(Unreachable, match="still writing"):
