@@ -23,8 +23,8 @@ from collections.abc import Callable
 
 BURST = 256
 """Connections without proof that an address may begin at once; the workers of one machine share it."""
-PER_SECOND = 1.0
-"""And after that."""
+PER_SECOND = 1.25
+"""And after that: the kubelet's readiness probe takes one, from its node's address, and a template may have another."""
 HANDSHAKE_SECONDS = 0.1
 """What a handshake takes at most, also where as many as a port may have run at once: milliseconds each, with TLS. Who
 is to keep the others out has to begin `limit` connections in this time, again and again."""
@@ -49,17 +49,17 @@ class Credit:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._paid: dict[str, float] = {}
-        """When all that an address has begun will be paid."""
+        """When all that an address has begun will be paid, in units of the time that pays for one."""
 
     def take(self, address: str) -> bool:
         """Whether the address may begin a connection, which is then counted."""
-        now = self._clock()
+        now = self._clock() * PER_SECOND
         if len(self._paid) >= ADDRESSES and address not in self._paid:
             self._paid = {each: paid for each, paid in self._paid.items() if paid > now}
             if len(self._paid) >= ADDRESSES:
                 self._paid.clear()
-        paid = max(now, self._paid.get(address, now)) + 1 / PER_SECOND
-        if paid > now + BURST / PER_SECOND:
+        paid = max(now, self._paid.get(address, now)) + 1
+        if paid > now + BURST:
             return False
         self._paid[address] = paid
         return True
@@ -67,7 +67,7 @@ class Credit:
     def back(self, address: str) -> None:
         """One of its connections costs nothing."""
         if address in self._paid:
-            self._paid[address] -= 1 / PER_SECOND
+            self._paid[address] -= 1
 
 
 class Gate:
