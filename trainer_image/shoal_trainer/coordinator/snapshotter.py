@@ -127,7 +127,7 @@ class Snapshotter(Background):
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
             self._state, self._published = (copy.version, ending), number
-            self._unless_refused(lambda: self._store.prune(self._policy.retain))
+            self._prune()
             return self.last
 
     def set_latest(self, manifest: Manifest, version: int) -> None:
@@ -136,7 +136,7 @@ class Snapshotter(Background):
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
-        self._unless_refused(lambda: self._store.clear(number, epoch))
+        self._prune()
         with self._executor(max(1, len(self._others))) as pool:
             parts = [
                 pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
@@ -145,10 +145,10 @@ class Snapshotter(Background):
             own = self._store.write_shard(number, epoch, copy)
             return (own, *(part.result() for part in parts))
 
-    def _unless_refused(self, remove: Callable[[], None]) -> None:
-        """Remove files of old snapshots; a new one does not depend on it."""
+    def _prune(self) -> None:
+        """Remove what is not to be kept; a new snapshot does not depend on it."""
         try:
-            remove()
+            self._store.prune(self._policy.retain, self._shard.epoch)
         except (TrainerError, OSError) as error:
             if str(error) != self._not_removed:
                 log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)

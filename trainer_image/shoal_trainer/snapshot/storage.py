@@ -161,7 +161,8 @@ class LocalStorage:
         path = self.root / name
         with _translated(f"cannot remove {path}"):
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # another process removes it as well
+                    shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Head)
 
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
-_FILES = re.compile(r"(\d{10})-\d+")
+_FILES = re.compile(r"\d{10}-\d+")
 MAX_MANIFEST = 256 << 20
 PUBLISH_TRIES = 8
 """After this many refusals the listing is stale; the next interval tries again."""
@@ -63,13 +63,6 @@ class SnapshotStore:
     def next_number(self) -> int:
         """A number above those of all published snapshots."""
         return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
-
-    def clear(self, number: int, epoch: int) -> None:
-        """Remove the files of an earlier attempt at snapshot `number` by the same `epoch` of PS 0."""
-        try:
-            self._storage.size(self._name(number))
-        except FileNotFoundError:
-            self._storage.remove(f"{FOLDER}/{number:010d}-{epoch}")
 
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
         """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`.
@@ -151,12 +144,18 @@ class SnapshotStore:
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
 
-    def prune(self, retain: int) -> None:
-        """Remove all but the newest `retain` snapshots, unreferenced files, and outdated claims."""
+    def prune(self, retain: int, epoch: int) -> None:
+        """Remove all but the newest `retain` snapshots, the files that none of these names, and outdated claims.
+
+        Call it at this `epoch` of PS 0, before an attempt at a snapshot and after one: what no manifest names then is
+        of attempts that failed, also of servers that died. A newer epoch may be writing such files: it removes them.
+        """
         names = self._storage.names(FOLDER)
+        if claims.highest(names).get(0, 0) > epoch:
+            return
         for name in claims.outdated(names):
             self._storage.remove(f"{FOLDER}/{name}")
-        numbers = _numbers(names)
+        numbers = sorted({*_numbers(names), *self._heads})  # a stale listing may lack one
         keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
         for number in drop:
             self._storage.remove(self._name(number))
@@ -166,11 +165,17 @@ class SnapshotStore:
             return  # an unreadable manifest: keep all files until it is removed itself
         self._heads = {number: self._heads[number] for number in keep}
         used = {file.split("/")[0] for file in named}
-        for folder, number in _folders(names):
-            if folder in used:
-                self._remove_unnamed(folder, named)
-            elif keep and number < keep[0]:
-                self._storage.remove(f"{FOLDER}/{folder}")
+        stays: Unreachable | None = None
+        for folder in filter(_FILES.fullmatch, names):
+            try:
+                if folder in used:
+                    self._remove_unnamed(folder, named)
+                else:
+                    self._storage.remove(f"{FOLDER}/{folder}")
+            except Unreachable as error:  # the others are removed all the same
+                stays = error
+        if stays is not None:
+            raise stays
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -344,7 +349,3 @@ def _pace(parts: Sequence[ShardFile]) -> float | None:
 
 def _numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name)))
-
-
-def _folders(names: Iterable[str]) -> list[tuple[str, int]]:
-    return [(name, int(match[1])) for name in names if (match := _FILES.fullmatch(name))]

@@ -124,7 +124,7 @@ def test_snapshot_replaced_while_it_is_read_fails_nothing(
     def slow(self: SnapshotStore, manifest: Manifest, index: int, count: int) -> ShardCopy:
         monkeypatch.setattr(SnapshotStore, "load_shard", load)
         save(store, stores, generation=1)
-        store.prune(1)
+        store.prune(1, 0)
         return load(self, manifest, index, count)
 
     monkeypatch.setattr(SnapshotStore, "load_shard", slow)

@@ -378,6 +378,22 @@ def test_parameters_that_are_not_finite_are_not_published(bench, caplog):
         )
 
 
+def test_what_a_dead_server_has_written_is_removed_before_the_next_snapshot_is_written(bench):
+    """A volume that has room for one more snapshot would not have it for two."""
+    bench.push()
+    bench.snapshotter.take()
+    bench.push()
+    bench.store.write_shard(2, 0, bench.shard.copy())
+    bench.shard.epoch = 1
+    Claim(bench.disk, 0, 1).make()
+    found = []
+    bench.disk.writing = lambda: found.extend(
+        name for name in bench.disk.names("snapshots") if name[0] == "0"
+    )
+    assert bench.snapshotter.take() is not None
+    assert found == ["0000000001-0"]
+
+
 def test_storage_that_keeps_old_snapshots_gets_new_ones(bench, caplog, monkeypatch):
     def refuse(name):
         if (bench.disk.root / name).exists():

@@ -338,7 +338,7 @@ class AnotherRun:
             self._newest = self._newest.model_copy(update={"number": self._store.next_number()})
             self._store.publish(self._newest)
         if not self._left:
-            self._store.prune(2)
+            self._store.prune(2, 0)
 
     def _removed(self, number):
         try:

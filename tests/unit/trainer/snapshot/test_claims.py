@@ -78,7 +78,7 @@ def test_server_below_the_highest_claim_is_fenced(storage: Storage) -> None:
     with pytest.raises(Fenced, match="incarnation 2 has claimed the storage, this is 0"):
         save(store, [shard])
     assert save(store, [shard], epoch=2).number == 2
-    store.prune(3)
+    store.prune(3, 2)
     assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == [
         "epoch-0-2",
         "epoch-1-7",

@@ -36,7 +36,7 @@ class Other:
                 shard, 0, 0, version + 1, version, PushMeta(samples=1), np.ones(shard.size, dtype=np.float32)
             )
         save(self.store, self.shards)
-        self.store.prune(retain)
+        self.store.prune(retain, 0)
 
 
 @pytest.fixture
@@ -174,6 +174,6 @@ def test_snapshots_of_the_run_neither_read_nor_remove_the_record(storage: Storag
     assert store.next_number() == 1
     for _ in range(3):
         save(store, trained)
-        store.prune(1)
+        store.prune(1, 0)
     assert [manifest.number for manifest in store.manifests()] == [3]
     assert load_initial(storage, other.uri, 0, 1)[0].number == 1

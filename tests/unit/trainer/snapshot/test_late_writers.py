@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,11 +134,9 @@ def test_prune_removes_files_that_no_manifest_names(tmp_path: Path) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1)
     leftover, kept = part(store, 1, shard), part(store, 1, shard)
     store.publish(manifest(1, kept))
-    in_flight = part(store, 2, shard)
-    store.prune(3)
+    store.prune(3, 0)
     assert [f"0000000001-0/{name}" for name in storage.names("snapshots/0000000001-0")] == [kept.file]
     assert leftover.file != kept.file
-    assert storage.size(f"snapshots/{in_flight.file}") == in_flight.size
     assert store.load_newest(0, 1) is not None
 
 
@@ -147,23 +148,56 @@ def test_prune_removes_no_file_where_a_kept_manifest_is_unreadable(tmp_path: Pat
     store.publish(manifest(2, first))
     storage.write("snapshots/manifest-0000000002.json", [b"{"])
     leftover = part(store, 1, shard)
-    SnapshotStore(storage).prune(3)
+    SnapshotStore(storage).prune(3, 0)
     assert storage.size(f"snapshots/{leftover.file}") == leftover.size
     assert storage.size(f"snapshots/{first.file}") == first.size
 
 
-def test_clear_removes_parts_of_an_unpublished_attempt_only(tmp_path: Path) -> None:
+def test_prune_removes_attempts_that_were_never_published(tmp_path: Path) -> None:
+    """Those of this server and of the one that it has replaced; not those of a server that has replaced this one."""
     storage = LocalStorage(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
-    published = part(store, 1, shard)
-    store.publish(manifest(1, published))
-    leftover, newer = part(store, 2, shard), part(store, 2, shard, epoch=1)
-    store.clear(1, 0)  # the listing was stale: snapshot 1 exists
-    store.clear(2, 0)
-    assert storage.size(f"snapshots/{published.file}") == published.size
-    assert storage.size(f"snapshots/{newer.file}") == newer.size
-    with pytest.raises(FileNotFoundError):
-        storage.size(f"snapshots/{leftover.file}")
+    store.publish(manifest(1, part(store, 1, shard)))
+    part(store, 2, shard)
+    Claim(storage, 0, 1).make()
+    part(store, 2, shard, epoch=1)
+    store.prune(3, 0)
+    folders = ["0000000001-0", "0000000002-0", "0000000002-1"]
+    assert [name for name in storage.names("snapshots") if name in folders] == folders
+    store.prune(3, 1)
+    assert [name for name in storage.names("snapshots") if name in folders] == folders[:1]
+
+
+def test_prune_removes_what_it_can_and_says_what_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One folder that stays must not keep all later ones: the volume would fill."""
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    first, *_ = [store.publish(manifest(n, part(store, n, shard))) for n in (1, 2, 3)]
+    stays, unlink = first.shards[0].file.split("/")[1], os.unlink
+
+    def refuse(path: Any, **options: Any) -> None:
+        if path == stays:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(Unreachable, match=r"cannot remove .*0000000001-0: Permission denied"):
+        store.prune(1, 0)
+    kept = [name for name in storage.names("snapshots") if "manifest" not in name]
+    assert kept == ["0000000001-0", "0000000003-0"]
+
+
+def test_prune_with_a_stale_listing_keeps_what_was_just_published(tmp_path: Path) -> None:
+    storage = StaleListing(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    store.publish(manifest(1, part(store, 1, shard)))
+    newest = part(store, 2, shard)
+    storage.frozen = [name for name in storage.names("snapshots") if "manifest" in name] + ["0000000002-0"]
+    store.publish(manifest(2, newest))
+    store.prune(1, 0)
+    assert storage.size(f"snapshots/{newest.file}") == newest.size
 
 
 def test_publish_with_a_stale_listing_takes_the_next_free_number(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_prune_keeps_the_newest_snapshots(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1, pushes=1)
     for _ in range(5):
         save(store, [shard])
-        store.prune(2)
+        store.prune(2, 0)
     assert [manifest.number for manifest in store.manifests()] == [5, 4]
     assert [name for name in storage.names("snapshots") if name[0] == "0"] == ["0000000004-0", "0000000005-0"]
     assert store.load_newest(0, 1) is not None
@@ -259,7 +259,7 @@ def test_manifest_is_read_once_and_not_by_who_wrote_it(
     monkeypatch.setattr(LocalStorage, "read", counted)
     for _ in range(4):
         save(store, [shard], ledger={"large": 1})
-        store.prune(3)
+        store.prune(3, 0)
     assert names == ["snapshots/manifest-0000000001.json"]
     found = store.load_newest(0, 1)
     assert found is not None
