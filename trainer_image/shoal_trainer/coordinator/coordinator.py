@@ -142,6 +142,11 @@ class Coordinator:
                 return assigned
             return self._idle()
 
+    def heard(self, worker: Worker) -> None:
+        """This worker has made contact; `Fenced` if it was replaced."""
+        with self.lock:
+            self._contact(worker)
+
     def heartbeat(self, request: Heartbeat) -> Alive:
         """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs."""
         with self.lock:

@@ -53,9 +53,8 @@ class Member:
     """Between pushes."""
     last_push: float = -math.inf
     message: str = ""
-    task_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    """In tasks, and without work, as it said last."""
+    beside: tuple[float, float] | None = None
+    """Seconds in tasks, and without work, as it said last."""
     outage_seconds: float = 0.0
     """For how long it has not reached all servers, as it said last."""
     reading_seconds: float = 0.0
@@ -116,10 +115,13 @@ class Member:
             self.state = WorkerState.ACTIVE
 
     def passed_beside(self, tasks: float, waits: float) -> tuple[float, float]:
-        """Seconds in tasks and without work since it last said how many there were."""
-        before = self.task_seconds, self.wait_seconds
-        self.task_seconds, self.wait_seconds = max(tasks, before[0]), max(waits, before[1])
-        return self.task_seconds - before[0], self.wait_seconds - before[1]
+        """Seconds in tasks and without work since it last said how many there were.
+
+        None in what it says first: it may have spent hours under the process before this one, which counted them.
+        """
+        before = self.beside or (tasks, waits)
+        self.beside = max(tasks, before[0]), max(waits, before[1])
+        return self.beside[0] - before[0], self.beside[1] - before[1]
 
     def pushes(self, now: float) -> bool:
         """Whether it has pushed recently, by its own pace."""
@@ -166,7 +168,7 @@ class Member:
             devices=self.devices,
             cores=self.cores,
             node=self.node,
-            beside_seconds=round(self.task_seconds + self.wait_seconds, 3),
+            beside_seconds=round(sum(self.beside or ()), 3),
             message=self.message,
         )
 

@@ -28,7 +28,7 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import FaultyDevice, Fenced, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
@@ -81,7 +81,7 @@ class Rollback:
         `UserError` if there is no snapshot, or the limit is reached; `FaultyDevice` if only this worker's gradients are
         not finite; `Unreachable` if the storage is, or is in use.
         """
-        self._coordinator.heartbeat(Heartbeat(slot=report.slot, incarnation=report.incarnation))
+        self._coordinator.heard(report.worker)
         with self._taking():
             if self._void(report):
                 return

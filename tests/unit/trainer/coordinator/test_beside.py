@@ -36,12 +36,26 @@ def test_heartbeats_carry_sums_of_which_each_second_counts_once() -> None:
     for slot in (0, 1):
         bench.join(slot)
         timed(bench, slot)
+        bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
     for seconds in (1.0, 3.0, 3.0):
         bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=seconds))
     bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0, wait_seconds=0.25))
     status = report.status(bench.coordinator)
     assert (status.beside.tasks, status.beside.waits) == (12.0, 1.0)
     assert [worker.beside_seconds for worker in status.workers] == [3.0, 0.25]
+
+
+@pytest.mark.parametrize("first", ["heartbeat", "push"])
+def test_seconds_from_before_a_restart_of_the_server_are_not_counted_again(first: str) -> None:
+    """In the new process its worker has a rate as soon as it pushes, and its sums are of hours."""
+    bench = Bench(stop=StopAfter(epochs=3))
+    bench.join(0)
+    if first == "push":
+        timed(bench, 0)
+    for seconds in (5000.0, 5003.0):
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=seconds))
+        timed(bench, 0)
+    assert report.status(bench.coordinator).beside.tasks == 12.0
 
 
 def test_a_worker_that_never_pushed_costs_no_samples() -> None:
@@ -55,6 +69,7 @@ def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> No
     bench = Bench(stop=StopAfter(epochs=3), validation=True)
     bench.join(0)
     timed(bench, 0)
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
     for _ in range(3):
         while (work := bench.ask(0)).kind == "data":
             bench.finish(0, work.lease)

@@ -12,7 +12,7 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator import rollback as rollback_module
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, RollBackShard
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat, Join, RollBackShard
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
@@ -111,6 +111,17 @@ def test_rollback_restores_the_snapshot_and_skips_the_batch(bench):
         seen.append(lease.start)
     assert len(seen) == 5
     assert bad.start not in seen
+
+
+def test_a_report_says_nothing_that_a_heartbeat_says(bench):
+    """It would have the worker's seconds in tasks begin at 0, after a restart of the server."""
+    bench.train(1)
+    bench.snapshotter.take()
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, message="reads", task_seconds=9.0))
+    before = dataclasses.replace(bench.coordinator.members.get((0, 0)))
+    bench.diverge()
+    after = bench.coordinator.members.get((0, 0))
+    assert (after.message, after.beside) == (before.message, before.beside) == ("reads", (9.0, 0.0))
 
 
 def test_repeated_report_rolls_back_once(bench):
