@@ -338,6 +338,17 @@ def test_new_report_differs_in_telemetry_only() -> None:
     assert not differs_in_telemetry_only(old, new.model_copy(update={"phase": "Failed"}))
 
 
+def test_no_speed_is_told_while_training_stands() -> None:
+    """While an evaluation takes hours, or the storage is away, the speed before it is not that of the job."""
+    world = running_world()
+    world.report = build.report(step=10, samples_per_second=1234.5, remaining_seconds=60.0)
+    world.reconcile()
+    assert world.status["training"].keys() >= {"samplesPerSecond", "remainingSeconds"}
+    world.report = build.report(step=10)
+    world.reconcile()
+    assert not world.status["training"].keys() & {"samplesPerSecond", "remainingSeconds"}
+
+
 def test_recovery_times_are_recorded() -> None:
     world = running_world()
     world.vanish("digits-worker-0-0")

@@ -227,7 +227,7 @@ class Coordinator:
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
         if member.device:  # it has joined this coordinator
             self.speeds.pushed(now, member.worker, lambda: member.configuration, meta.timings)
-        self.record.pace.pushed(now, meta.samples, meta.loss)
+        self.record.pace.pushed(now, meta.samples, meta.loss, member.push_seconds or 0.0)
         if self.beginning.complete:
             assert self.record.ledger is not None
             if meta.progress and meta.progress[0].epoch < self.record.ledger.opened:

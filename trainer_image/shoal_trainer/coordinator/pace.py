@@ -1,4 +1,8 @@
-"""The job's rate over the last seconds and its smoothed loss, from the pushes."""
+"""The job's rate over its last pushes, and its smoothed loss.
+
+A push brings what was trained before it. So a rate is of the pushes after one, over the time since that one. It begins
+with the newest push that is `RATE_SECONDS` older than the last: where they are further apart, with the one before.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,35 @@ class Pace:
         self.loss: float | None = None
         self.begun = False
         self._recent: deque[tuple[float, int]] = deque()
+        """Time and samples of the pushes that count, behind the one with which the time begins."""
+        self._since, self._every = -math.inf, 0.0
+        """When training began, or went on; and the seconds between the pushes of the worker that pushed last."""
 
-    def pushed(self, now: float, samples: int, loss: float) -> None:
-        """Record an applied push."""
+    def pushed(self, now: float, samples: int, loss: float, every: float = 0.0) -> None:
+        """Record an applied push. `every`: seconds between the pushes of its worker; 0: unknown."""
         self.begun = True
         if math.isfinite(loss):
             self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
+        if not self._recent or self._stands(now):
+            self._since = now
+        if (
+            now - self._since <= every / 2
+        ):  # of workers that push together, the time begins with the last one's
+            self._recent.clear()
+        self._every = every
         self._recent.append((now, samples))
-        self._forget(now)
+        while len(self._recent) > 1 and self._recent[1][0] <= now - RATE_SECONDS:
+            self._recent.popleft()
 
     def samples_per_second(self, now: float) -> float | None:
-        """The rate over the last `RATE_SECONDS`; None with fewer than two pushes."""
-        self._forget(now)
-        if len(self._recent) < 2:
+        """The rate; None before a worker has pushed twice, and while training stands."""
+        if not self._recent or self._stands(now):
             return None
-        return sum(samples for _, samples in self._recent) / max(now - self._recent[0][0], 1e-3)
+        (begin, before), (end, _) = self._recent[0], self._recent[-1]
+        if end <= begin:
+            return None
+        return (sum(samples for _, samples in self._recent) - before) / (end - begin)
 
-    def _forget(self, now: float) -> None:
-        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
-            self._recent.popleft()
+    def _stands(self, now: float) -> bool:
+        """Whether the next push is overdue: an evaluation runs, or the storage or a server is away."""
+        return bool(self._recent) and now - self._recent[-1][0] > max(RATE_SECONDS, 2 * self._every)

@@ -30,9 +30,7 @@ def status(coordinator: Coordinator) -> StatusReport:
         ledger, counters = record.ledger, record.counters
         done, leased = ledger.counts() if ledger else (0, 0)
         rate, share = record.pace.samples_per_second(now), progress(coordinator)
-        remaining = None
-        if rate and share is not None and samples and 0 < share < 1:
-            remaining = samples * (1 / share - 1) / rate
+        left = samples_left(coordinator)
         computed, model = counters.steps + counters.wasted_steps, coordinator.shard.model
         return StatusReport(
             job_uid=record.job.uid,
@@ -45,9 +43,9 @@ def status(coordinator: Coordinator) -> StatusReport:
             metrics=metrics(record),
             epochs=epochs(record.tasks, len(record.tasks.history) - MAX_EPOCHS),
             samples_per_second=rate,
-            samples_left=samples_left(coordinator),
+            samples_left=left,
             progress_percent=None if share is None else round(100 * share, 2),
-            remaining_seconds=remaining,
+            remaining_seconds=left / rate if left and rate else None,
             wasted_steps=counters.wasted_steps,
             rollbacks=counters.rollbacks,
             restarted_from_nothing=counters.restarted_from_nothing,

@@ -52,7 +52,7 @@ def progress(facts: Facts) -> TrainingProgress:
         regained_step=max(report.step, regained or 0) if report.step < step else None,
         epoch=report.epoch if again else max(before.epoch, report.epoch),
         loss=decimal(report.loss) or before.loss,
-        samples_per_second=decimal(report.samples_per_second) or before.samples_per_second,
+        samples_per_second=decimal(report.samples_per_second),
         progress_percent=_percent(report) if report.progress_percent is not None else before.progress_percent,
         remaining_seconds=None
         if report.remaining_seconds is None
