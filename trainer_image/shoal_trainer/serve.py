@@ -91,7 +91,7 @@ class ParameterServer:
         self._claim = Claim(storage, config.index, config.incarnation)
         self._watch = Watch(self._claim, self._on_fenced)
         # The pod's temporary folder may outlive the container. If this file exists, an earlier container had
-        # parameters, and workers may have copies even before the first snapshot.
+        # parameters, and workers may have copies even before the first snapshot. In it are the counters that it told.
         self._marker = (
             Path(tempfile.gettempdir()) / f"shoal-{config.job.uid}-{config.index}-{config.incarnation}"
         )
@@ -149,7 +149,7 @@ class ParameterServer:
         self._watch.start()
         threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         if service:
-            serve_metrics(service.status, self.config.bind_host, METRICS_PORT)
+            serve_metrics(service.status, self.config.bind_host, METRICS_PORT, self._marker)
             service.start(follows=self.shard.follows or self._restored)
             self._history.start()
         log.info(

@@ -6,6 +6,8 @@ Labels are bounded, as the report is: the only per-worker series is the step tim
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
 import socket
@@ -14,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from shoal_trainer.contract import StatusReport, WorkerState
@@ -37,12 +41,13 @@ CACHED_SECONDS = 1.0
 
 
 class StatusCollector(Collector):
-    """Reads `status` at each scrape."""
+    """Reads `status` at each scrape. `kept`: a file that outlives this process, and is written only if it is there."""
 
-    def __init__(self, status: Callable[[], StatusReport]) -> None:
-        self._status = status
-        self._highest: dict[str, float] = {}
-        """A rollback takes steps back. Prometheus would read a counter that falls as a restart, and add all of it."""
+    def __init__(self, status: Callable[[], StatusReport], kept: Path | None = None) -> None:
+        self._status, self._kept = status, kept
+        self._highest = _read(kept)
+        """A rollback takes steps back, and so does a restart. Prometheus would read a counter that falls as one that
+        began at 0, and add all of it."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
@@ -85,8 +90,8 @@ class StatusCollector(Collector):
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
             "shoal_samples_lost": ("Samples left out by on_nan, as not finite.", status.data.lost),
         }
-        for name, (text, number) in counters.items():
-            self._highest[name] = max(number, self._highest.get(name, 0))
+        self._keep({name: number for name, (_, number) in counters.items()})
+        for name, (text, _) in counters.items():
             yield CounterMetricFamily(name, text, self._highest[name])
         states = {each.value: sum(worker.state is each for worker in status.workers) for each in WorkerState}
         yield _labelled(GaugeMetricFamily("shoal_workers", "Workers by state.", labels=["state"]), states)
@@ -102,6 +107,24 @@ class StatusCollector(Collector):
         beside = "shoal_beside_samples", "Samples that workers did not train meanwhile."
         yield _labelled(CounterMetricFamily(*beside, labels=["part"]), passed)
         yield from _shards(status)
+
+    def _keep(self, counters: Mapping[str, float]) -> None:
+        self._highest = {name: max(number, self._highest.get(name, 0)) for name, number in counters.items()}
+        if self._kept is not None:
+            with contextlib.suppress(OSError), self._kept.open("r+") as file:
+                file.write(json.dumps(self._highest))
+                file.truncate()
+
+
+def _read(kept: Path | None) -> dict[str, float]:
+    """The counters in this file; none of one that is not there, or whose writer was killed."""
+    try:
+        found = (
+            {str(name): float(value) for name, value in json.loads(kept.read_text()).items()} if kept else {}
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _speeds(status: StatusReport) -> Iterator[Metric]:
@@ -141,17 +164,41 @@ def _labelled(family: Family, values: Mapping[str, float]) -> Family:
     return family
 
 
-class MetricsServer:
-    """Serves the metrics to anyone on `host`:`port`, so in few threads, and from a report that may be a second old."""
+class Bodies:
+    """The answers, at most `CACHED_SECONDS` old: a report takes the shard's lock, and to encode it takes the GIL."""
 
-    def __init__(self, status: Callable[[], StatusReport], host: str, port: int) -> None:
-        registry = CollectorRegistry()
-        registry.register(StatusCollector(_cached(status)))
+    def __init__(self, collector: Collector) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        self._lock = threading.Lock()
+        self._made: dict[str, tuple[float, bytes]] = {}
+        """By format, of which there are two: what else is asked for costs nothing."""
+
+    def newest(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the body, for what a request accepts."""
+        open_format = "application/openmetrics-text" in accept
+        kind = openmetrics.CONTENT_TYPE_LATEST if open_format else CONTENT_TYPE_PLAIN_0_0_4
+        with self._lock:
+            at, body = self._made.get(kind, (-math.inf, b""))
+            if time.monotonic() - at > CACHED_SECONDS:
+                encode = openmetrics.generate_latest if open_format else generate_latest
+                body = encode(self._registry)
+                self._made[kind] = time.monotonic(), body
+        return kind, body
+
+
+class MetricsServer:
+    """Serves the metrics to anyone on `host`:`port`, so in few threads. `kept`: see `StatusCollector`."""
+
+    def __init__(
+        self, status: Callable[[], StatusReport], host: str, port: int, kept: Path | None = None
+    ) -> None:
+        bodies = Bodies(StatusCollector(status, kept))
         self._listener = Listener(
             "metrics",
             host,
             port,
-            lambda sock, visit: _Metrics(sock, visit, self._listener, registry),
+            lambda sock, visit: _Metrics(sock, visit, self._listener, bodies),
             unproven=MAX_CONNECTIONS,
             proof_seconds=SECONDS,
         )
@@ -166,16 +213,13 @@ class MetricsServer:
 class _Metrics(BoundedHandler, BaseHTTPRequestHandler):
     timeout = SECONDS
 
-    def __init__(
-        self, sock: socket.socket, visit: Visit, listener: Listener, registry: CollectorRegistry
-    ) -> None:
-        self._registry = registry
+    def __init__(self, sock: socket.socket, visit: Visit, listener: Listener, bodies: Bodies) -> None:
+        self._bodies = bodies
         super().__init__(sock, visit, listener)
 
     def do_GET(self) -> None:
         """The metrics, at any path. A connection has one answer: what answers cost is bounded by the `Gate`."""
-        encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self._registry)
+        kind, body = self._bodies.newest(self.headers.get("Accept", ""))
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -184,27 +228,15 @@ class _Metrics(BoundedHandler, BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def serve_metrics(status: Callable[[], StatusReport], host: str, port: int) -> MetricsServer | None:
+def serve_metrics(
+    status: Callable[[], StatusReport], host: str, port: int, kept: Path | None = None
+) -> MetricsServer | None:
     """Serve the metrics; None if the port is in use (several servers on one machine)."""
     try:
-        return MetricsServer(status, host, port)
+        return MetricsServer(status, host, port, kept)
     except OSError as error:
         log.info("no metrics endpoint: %s", error)
         return None
-
-
-def _cached(status: Callable[[], StatusReport]) -> Callable[[], StatusReport]:
-    """A report that is at most `CACHED_SECONDS` old: building one takes the shard's lock."""
-    lock, kept, at = threading.Lock(), status(), time.monotonic()
-
-    def newest() -> StatusReport:
-        nonlocal kept, at
-        with lock:
-            if time.monotonic() - at > CACHED_SECONDS:
-                kept, at = status(), time.monotonic()
-            return kept
-
-    return newest
 
 
 def _ratio(percent: float | None) -> float | None:

@@ -358,9 +358,36 @@ def test_a_connection_has_one_answer_of_the_metrics() -> None:
         server.close()
 
 
-def scrape(port: int, host: str = "127.0.0.1", *, requests: int = 1) -> bytes:
+def test_metrics_are_encoded_once_a_second_in_two_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 1,000 workers take 20 ms: one pod could have them made again and again, in a format of its own each."""
+    monkeypatch.setattr(metrics, "CACHED_SECONDS", 1e6)
+    made, collect = [], metrics.StatusCollector.collect
+
+    def counted(self: metrics.StatusCollector) -> Any:
+        made.append(self)
+        return collect(self)
+
+    monkeypatch.setattr(metrics.StatusCollector, "collect", counted)
+    server = metrics.MetricsServer(lambda: StatusReport(job_uid="u", phase=Phase.TRAINING), "127.0.0.1", 0)
+    made.clear()
+    try:
+        for number in range(10):
+            for accept in (
+                "",
+                f"text/plain;version=1.0.{number}",
+                f"application/openmetrics-text;version=1.0.{number}",
+            ):
+                answer = scrape(server.port, head=f"Accept: {accept}\r\n".encode())
+                assert answer.endswith(b"# EOF\n") == ("openmetrics" in accept)
+                assert b"shoal_steps_total 0.0" in answer
+    finally:
+        server.close()
+    assert len(made) == 2
+
+
+def scrape(port: int, host: str = "127.0.0.1", *, requests: int = 1, head: bytes = b"") -> bytes:
     with socket.create_connection((host, port), timeout=20) as sock:
-        sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * requests)
+        sock.sendall((b"GET /metrics HTTP/1.1\r\n" + head + b"\r\n") * requests)
         answer = b""
         while part := sock.recv(65536):
             answer += part
