@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -347,6 +347,28 @@ def test_no_speed_is_told_while_training_stands() -> None:
     world.report = build.report(step=10)
     world.reconcile()
     assert not world.status["training"].keys() & {"samplesPerSecond", "remainingSeconds"}
+
+
+def test_a_clock_that_is_ahead_leaves_no_last_snapshot_in_the_future() -> None:
+    """Parameter server 0 was on a node a day ahead, and has moved: its next snapshots would not show, nor their lack."""
+    world = running_world()
+
+    def saved(at: datetime) -> datetime | None:
+        shard = {"index": 0, "epoch": 0, "lastSnapshotAt": at.timestamp()}
+        world.report = build.report(shards=(shard,))
+        world.reconcile()
+        return TrainingJobStatus.model_validate(world.status).parameter_servers.last_snapshot_time
+
+    hour = timedelta(hours=1)
+    assert saved(world.now + 24 * hour) == world.now
+    world.now += hour
+    right = world.now - timedelta(minutes=1)
+    assert saved(right) == right
+    world.status["parameterServers"]["lastSnapshotTime"] = (
+        world.now + 23 * hour
+    ).isoformat()  # of an older operator
+    assert saved(right) == right
+    assert saved(right - hour) == right
 
 
 def test_recovery_times_are_recorded() -> None:

@@ -41,7 +41,7 @@ MAX_IN_A_ROW = 3
 TAKING_SECONDS = 3.0
 """How long a report waits for a snapshot in progress: less than the timeout of the worker, which sends it again."""
 FIRST_SECONDS = 60.0
-"""How long the first snapshot of a run that began with another one's may fail until a rollback is given up."""
+"""How long the first snapshot of a run may fail until a rollback is given up."""
 SUSPECT_REPORTS = 3
 """From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
 IN_A_ROW = "rollbacksInARow"
@@ -90,14 +90,15 @@ class Rollback:
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 failed, because = self._snapshotter.trouble()
-                if self._coordinator.beginning.elsewhere and failed < FIRST_SECONDS:
+                why = f": {because}" if because else ""
+                elsewhere = self._coordinator.beginning.elsewhere
+                if (elsewhere or because) and failed < FIRST_SECONDS:
                     self._snapshotter.schedule()
-                    raise Unreachable(
-                        f"the model that this run began with is not saved yet {because}".rstrip()
-                    )
+                    what = "the model that this run began with" if elsewhere else "what to roll back to"
+                    raise Unreachable(f"{what} is not saved yet{why}")
                 if self._alone(report):
                     raise _faulty(report)
-                raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
+                raise UserError(f"{_place(report)} There is no snapshot yet to roll back to{why}. {ADVICE}")
             manifest, copy = found
             if manifest.generation <= report.generation:  # older: the newer snapshots are damaged
                 before = manifest

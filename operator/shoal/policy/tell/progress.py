@@ -141,13 +141,14 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
 
 
 def last_snapshot(facts: Facts) -> datetime | None:
-    """The oldest of the shards' last snapshots."""
+    """The oldest of the shards' last snapshots; at most now, where a node's clock is ahead."""
     before = facts.job.status.parameter_servers.last_snapshot_time
     shards = facts.report.shards if facts.report else ()
     if not shards or any(s.last_snapshot_at is None for s in shards):
         return before
-    at = whole(datetime.fromtimestamp(min(s.last_snapshot_at or 0.0 for s in shards), UTC))
-    return max(at, before) if before else at
+    now = whole(facts.now)
+    at = min(now, whole(datetime.fromtimestamp(min(s.last_snapshot_at or 0.0 for s in shards), UTC)))
+    return max(at, before) if before and before <= now else at
 
 
 def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> LastDisruption | None:

@@ -314,6 +314,32 @@ def test_divergence_without_a_snapshot_fails_the_job(bench):
         bench.diverge()
 
 
+def test_divergence_waits_for_a_storage_that_fails_and_then_says_that_it_did(bench, monkeypatch):
+    now, write = [0.0], bench.store._storage.write
+    monkeypatch.setattr(bench.snapshotter, "_clock", lambda: now[0])
+
+    def refuse(*_):
+        raise Unreachable("cannot write: AccessDenied")
+
+    bench.store._storage.write = refuse
+    bench.train()
+    lease = bench.lease()
+    for now[0] in (0.0, rollback_module.FIRST_SECONDS - 1):
+        bench.snapshotter._try()
+        with pytest.raises(Unreachable, match="AccessDenied"):
+            bench.diverge(lease)
+    now[0] = rollback_module.FIRST_SECONDS
+    with pytest.raises(
+        UserError, match=r"no snapshot yet to roll back to: cannot write: AccessDenied\. Lower"
+    ):
+        bench.diverge(lease)
+    bench.store._storage.write = write
+    assert not bench.snapshotter.settled(0)  # it was asked for
+    bench.snapshotter._take_again()
+    bench.diverge(lease)
+    assert bench.coordinator.record.counters.rollbacks == 1
+
+
 @pytest.fixture
 def continued(tmp_path):
     """A job whose parameters are another run's: the wish for a snapshot of them is open."""
