@@ -350,7 +350,7 @@ def test_no_speed_is_told_while_training_stands() -> None:
 
 
 def test_a_clock_that_is_ahead_leaves_no_last_snapshot_in_the_future() -> None:
-    """Parameter server 0 was on a node a day ahead, and has moved: its next snapshots would not show, nor their lack."""
+    """Parameter server 0 was on a node a day ahead, and moved: neither later snapshots nor their lack would show."""
     world = running_world()
 
     def saved(at: datetime) -> datetime | None:

@@ -49,6 +49,7 @@ from shoal_trainer.contract.places import (
     EXIT_FENCED,
     EXIT_OK,
     EXIT_USER,
+    HISTORY,
     METRICS_PORT,
     SECRET_DIR,
     STATUS_PATH,

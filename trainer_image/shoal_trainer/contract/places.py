@@ -24,6 +24,8 @@ def code_name(namespace: str, digest: str) -> str:
 EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
 whoever may read logs. After a rollback an epoch may come again; the last line counts."""
+HISTORY = "history.csv"
+"""In `logs/` of a run: the metrics of its complete epochs, as Keras' `CSVLogger` writes them."""
 DATA_PORT = 7070
 CONTROL_PORT = 7071
 METRICS_PORT = 7072

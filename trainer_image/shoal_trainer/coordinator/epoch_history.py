@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal_trainer.background import Background, Wish
-from shoal_trainer.contract import EPOCH_LINE, EpochReport
+from shoal_trainer.contract import EPOCH_LINE, HISTORY, EpochReport
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.retry import Backoff
 from shoal_trainer.snapshot.storage import Storage
 
 log = logging.getLogger(__name__)
 
-NAME = "logs/history.csv"
+NAME = f"logs/{HISTORY}"
 
 
 class EpochHistory(Background):

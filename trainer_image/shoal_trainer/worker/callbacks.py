@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from shoal_trainer.contract import HISTORY
 from shoal_trainer.data.read_errors import is_network_outage
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import CallbackOutage, DiskFull, TrainerError, UserError, has_no_room
@@ -171,6 +172,11 @@ def _check(callback: Any) -> None:
     path = getattr(callback, path_attribute(callback) or "", None)
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
+    if isinstance(path, str) and os.path.normpath(path).split("/")[0] == HISTORY:
+        raise UserError(
+            f"{kind}({path!r}) would write logs/{HISTORY}, which Shoal writes, with the metrics of all epochs. Use "
+            "another path, or leave it out."
+        )
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
         raise UserError(
             f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "

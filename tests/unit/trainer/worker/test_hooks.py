@@ -312,6 +312,14 @@ def test_path_outside_of_the_stored_folder_is_refused():
         callbacks_of(training)
 
 
+@pytest.mark.parametrize("path", ["history.csv", "./history.csv", "history.csv/train"])
+def test_the_name_of_shoals_own_history_is_refused(path):
+    """One file would replace the other, whichever is written later."""
+    training = job(functional, callbacks=lambda: [callbacks.CSVLogger(path)])
+    with pytest.raises(UserError, match=r"logs/history\.csv, which Shoal writes.*another path"):
+        callbacks_of(training)
+
+
 class Warm(callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.model.optimizer.learning_rate = 0.001 * batch
