@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal_trainer.background import Background, Wish
@@ -21,14 +23,23 @@ from shoal_trainer.snapshot.storage import Storage
 log = logging.getLogger(__name__)
 
 NAME = f"logs/{HISTORY}"
+REST, LONGEST_REST = 50.0, 10.0
+"""After a write it rests for so many times what that took, and at most so many seconds: the file grows with the run."""
 
 
 class EpochHistory(Background):
     """Keeps both up to date. `confirm` raises if this process was replaced, and the file is then not written."""
 
-    def __init__(self, storage: Storage, confirm: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        confirm: Callable[[], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__("history", self._write, pause=0.0)
-        self._storage, self._confirm = storage, confirm
+        self._storage, self._confirm, self._clock = storage, confirm, clock
+        self._ends = threading.Event()
         self._epochs: Sequence[Mapping[str, float]] = ()
         """Nothing is written of a process that knows no epoch: the file may be that of the process before it."""
         self._wish, self._backoff = Wish(), Backoff()
@@ -47,13 +58,14 @@ class EpochHistory(Background):
 
     def close(self, seconds: float) -> None:
         """Write what is left, and wait for it so long at most."""
+        self._ends.set()
         self._wish.wait(seconds)
         self.stop()
 
     def _write(self) -> float | None:
         if not self._wish.open:
             return None
-        number = self._wish.number
+        number, began = self._wish.number, self._clock()
         try:
             self._storage.write(NAME, [as_csv(self._epochs).encode()], self._confirm)
         except (TrainerError, OSError) as error:
@@ -63,6 +75,7 @@ class EpochHistory(Background):
             return 0.0
         self._backoff.reset()
         self._wish.fulfil(number)
+        self._ends.wait(min(LONGEST_REST, REST * (self._clock() - began)))
         return None
 
 

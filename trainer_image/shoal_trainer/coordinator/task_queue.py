@@ -31,7 +31,7 @@ class Task:
 
 @dataclass
 class Tasks:
-    """The queue, and the `history`: one entry per epoch, like the logs of Keras."""
+    """The queue, and the `history`: one entry per epoch, like the logs of Keras, replaced and never changed."""
 
     queue: list[Task] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
@@ -75,10 +75,10 @@ class Tasks:
         return True
 
     def complete(self) -> list[dict[str, float]]:
-        """A copy of the history up to the first epoch that still has a task; the same list until that changes."""
+        """The history up to the first epoch that still has a task; the same list until that changes."""
         if self._complete is None:
             open_epochs = (task.epoch for task in self.queue if task.kind != "export")
-            self._complete = [dict(logs) for logs in self.history[: min(open_epochs, default=None)]]
+            self._complete = self.history[: min(open_epochs, default=None)]
         return self._complete
 
     @property
@@ -159,7 +159,7 @@ class Tasks:
         self._complete = None
         while len(self.history) <= epoch:
             self.history.append({})
-        self.history[epoch].update(logs)
+        self.history[epoch] = self.history[epoch] | logs
 
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
@@ -188,7 +188,7 @@ class Tasks:
         """As JSON, without the holders: their tokens end with this process."""
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
-            "history": [dict(logs) for logs in self.history],
+            "history": list(self.history),
             "evaluated": self.evaluated,
             "learningRate": self.learning_rate,
         }
