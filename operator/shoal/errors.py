@@ -14,6 +14,7 @@ ShoalError
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
     │   └── Forbidden  it does not know this user, or does not let them (401, 403)
     ├── Unavailable    no answer, or one that may differ on retry
+    │   └── TooLong    the answer has more bytes than are read: less may be asked for
     └── LeaseLost      this process may no longer be the leader: nothing may be written
 ```
 """
@@ -78,6 +79,10 @@ class Unavailable(ClusterError):
         super().__init__(message)
         self.retry_after = retry_after
         self.of_one = of_one
+
+
+class TooLong(Unavailable):
+    """An answer has more bytes than are read. Of a list, fewer objects may be asked for."""
 
 
 class StoreWentBack(ShoalError):

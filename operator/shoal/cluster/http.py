@@ -20,7 +20,7 @@ from yarl import URL
 from shoal import __version__
 from shoal.cluster.server import ApiServer, find
 from shoal.cluster.transport import JSON, TIMEOUT_SECONDS, Answer, Options, Query, StreamRefused
-from shoal.errors import Unavailable
+from shoal.errors import TooLong, Unavailable
 
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
@@ -31,8 +31,9 @@ KEEP_SECONDS, SURPLUS_SECONDS = 80.0, 2.0
 loss 10 ms."""
 USE_SECONDS = 60.0
 """How often those that are kept are used though there is nothing to ask (`HttpTransport.keep_open`)."""
-LINE_BUFFER = 2**21
-"""Bytes. An object with its managed fields is a line of a watch."""
+LONGEST_BYTES = 2**24
+"""That are read of an answer, and of a line of a watch. A pod takes etcd's 1.5 MiB at most, and six times as much here
+where its user wrote `<` only, which the API server writes as `\\u003c`; a list has many of them."""
 ANSWER_BYTES = 2**14
 """That an answer may read in one turn of the event loop, where connections begin with less (`process.life`): a record
 of TLS."""
@@ -85,7 +86,7 @@ class HttpTransport:
         try:
             async with await self._send(method, path, options, timeout, kept=kept) as response:
                 _read_more(response, ANSWER_BYTES)
-                found = Answer(response.status, await response.read())
+                found = Answer(response.status, await _body(f"{method} {path}", response))
         except _FAULTS as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
         finally:
@@ -104,7 +105,7 @@ class HttpTransport:
         try:
             if response.status != 200:
                 try:
-                    refused = Answer(response.status, await response.read())
+                    refused = Answer(response.status, await _body(f"GET {path}", response))
                 except _FAULTS as error:
                     raise Unavailable(f"GET {path}: {error!r}") from error
                 raise StreamRefused(_available("GET", path, refused, response.headers))
@@ -152,7 +153,6 @@ def _open(tls: ssl.SSLContext, connections: int, keep_seconds: float) -> aiohttp
         connector=aiohttp.TCPConnector(limit=connections, ssl=tls, keepalive_timeout=keep_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
-        read_bufsize=LINE_BUFFER,
     )
 
 
@@ -173,12 +173,55 @@ def _read_more(response: aiohttp.ClientResponse, size: int) -> None:
         tls.max_size = max(size, tls.max_size)
 
 
+async def _body(what: str, response: aiohttp.ClientResponse) -> bytes:
+    body = _Bounded(what)
+    async for part in response.content.iter_any():
+        body.add(part)
+    return body.take()
+
+
 async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    # Not aiohttp's own lines: those end with an error of its own above twice the buffer that a connection has.
+    line = _Bounded(f"watch of {path}")
     try:
-        async for line in response.content:
-            yield line
-    except (*_FAULTS, ValueError) as error:
+        async for part in response.content.iter_any():
+            begin = 0
+            while end := part.find(b"\n", begin) + 1:
+                line.add(part[begin:end])
+                yield line.take()
+                begin = end
+            line.add(part[begin:])
+    except _FAULTS as error:
         raise Unavailable(f"watch of {path}: {error!r}") from error
+    if rest := line.take():
+        yield rest
+
+
+class _Bounded:
+    """Bytes that come in parts, together at most `LONGEST_BYTES`."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, part: bytes) -> None:
+        """Add a part.
+
+        Raises:
+            TooLong: it is one too much.
+        """
+        self._size += len(part)
+        if self._size > LONGEST_BYTES:
+            raise TooLong(f"{self._what}: more than {LONGEST_BYTES} bytes")
+        self._parts.append(part)
+
+    def take(self) -> bytes:
+        """What came since this was called before."""
+        whole = b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        return whole
 
 
 def _available(method: str, path: str, answer: Answer, headers: Mapping[str, str]) -> Answer:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import io
 import json
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal.cluster import http
 from shoal.cluster import server as servers
 from shoal.cluster.http import ANSWER_BYTES, CONNECTIONS, KEPT_OPEN, LONGEST_RETRY_AFTER, HttpTransport
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
 from shoal.cluster.transport import APPLY_PATCH, StreamRefused
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
-from shoal.errors import Unavailable, UsageError
+from shoal.errors import TooLong, Unavailable, UsageError
 from shoal.process.life import TLS_BUFFER
 from shoal_trainer.security import Credentials
 
@@ -302,6 +308,63 @@ async def test_a_stream_ends_or_breaks_as_its_server_does() -> None:
             async with transport.stream("/broken", {}) as lines:
                 async for _ in lines:
                     pass
+
+
+async def test_line_as_long_as_an_object_can_be_is_read() -> None:
+    """etcd keeps a pod of 1.4 MB whose user wrote `<` only, and the API server writes six bytes for each of them."""
+    longest = b'{"value":"' + b"\\u003c" * 1_400_000 + b'"}\n'
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(longest + b"the next\n")
+        return response
+
+    async with serving(answer) as transport, transport.stream("/", {}) as lines:
+        read = [line async for line in lines]
+    assert [len(line) for line in read] == [len(longest), 9]
+    assert read[0] == longest
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_what_is_longer_than_any_object_is_not_read(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LONGEST_BYTES", 300_000)
+    written = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                await response.write(b"x" * 100_000)
+                written += 100_000
+        return response
+
+    async with serving(answer) as transport:
+        with pytest.raises(TooLong, match="GET /: more than 300000 bytes"):
+            await transport.request("GET", "/")
+        with pytest.raises(TooLong, match="more than 300000 bytes"):
+            async with transport.stream("/", {}) as lines:
+                async for _ in lines:
+                    pass
+    assert written < 100_000_000, "the connections end with it"
+
+
+@given(st.lists(st.text("ab\n", max_size=9).map(str.encode), max_size=9))
+def test_lines_are_the_same_in_whatever_parts_they_come(parts: list[bytes]) -> None:
+    class Content:
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            for part in parts:
+                yield part
+
+    async def read() -> list[bytes]:
+        response: Any = SimpleNamespace(content=Content())
+        return [line async for line in http._lines("/", response)]
+
+    assert asyncio.run(read()) == io.BytesIO(b"".join(parts)).readlines()
 
 
 def server_tls(folder: Path) -> ssl.SSLContext:
