@@ -49,8 +49,8 @@ WATCH_SECONDS = 300
 """How long a candidate's watch is asked for."""
 SILENT_RENEWALS = 3
 """Of a holder that is alive, after which a candidate looks for itself: a watch that is cut off says nothing either."""
-_NOT_WATCHED = (StreamRefused, Unavailable, ValueError, LookupError, TypeError, AttributeError)
-"""What a watch may end with: a line that is cut off is no event, either."""
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading ends with that is no Lease: a line that is cut off, or the page of a proxy."""
 RANDOM_START = 0.1
 """Seconds within which the candidates try that have seen the Lease end at once."""
 RELEASE_TRIES = 4
@@ -200,7 +200,7 @@ class Lease:
                         limit.reschedule(self._next_look())
             except TimeoutError:
                 return
-            except _NOT_WATCHED as error:
+            except (StreamRefused, Unavailable, *_NONSENSE) as error:
                 logger.debug("Lease %s cannot be watched: %s", self._name, error)
         pause = self._times.retry_period * random.uniform(0.4, 0.6)
         left = self._free_at - loop_time()
@@ -243,16 +243,16 @@ class Lease:
     async def _try(self) -> bool:
         """Try once to take or renew the Lease; whether it is held."""
         began = loop_time()
-        lease = await self._read()
-        if lease is None:
+        found = await self._read()
+        if found is None:
             if loop_time() < self._free_at and not self.held:
                 return False
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
             spec = self._spec({})
             self._held_since(began, await self._send("POST", self._collection, {**body, "spec": spec}))
             return True
-        spec = lease.get("spec") or {}
-        if not self._may_take(spec, str(lease["metadata"].get("resourceVersion"))):
+        lease, spec, version = found
+        if not self._may_take(spec, version):
             return False
         if self._renewed_at is None:
             self.abandoned_seconds = self._since_renewal(spec)
@@ -301,18 +301,28 @@ class Lease:
         return self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
     def _held_since(self, began: float, answer: Answer) -> None:
-        if not answer.ok:  # including 409: it changed since it was read
-            raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
+        _, spec, _ = self._parsed(answer)
+        if spec.get("holderIdentity") != self.identity:
+            raise Unavailable(f"Lease {self._name}: an answer with another holder")
         self._renewed_at = max(began, self._renewed_at or began)
 
-    async def _read(self) -> dict[str, Any] | None:
+    async def _read(self) -> tuple[dict[str, Any], dict[str, Any], str] | None:
         answer = await self._transport.request("GET", self._path, timeout=self._timeout)
-        if answer.status == 404:
-            return None
+        return None if answer.status == 404 else self._parsed(answer)
+
+    def _parsed(self, answer: Answer) -> tuple[dict[str, Any], dict[str, Any], str]:
+        """The Lease of an answer, its spec and its version.
+
+        Raises:
+            Unavailable: there is none, as in a 409: it changed since it was read.
+        """
         if not answer.ok:
             raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
-        lease: dict[str, Any] = json.loads(answer.body)
-        return lease
+        try:
+            lease = json.loads(answer.body)
+            return lease, dict(lease.get("spec") or {}), str(lease["metadata"]["resourceVersion"])
+        except _NONSENSE as error:
+            raise Unavailable(f"Lease {self._name}: an answer that is none: {answer.body[:100]!r}") from error
 
     async def _send(
         self, method: str, path: str, body: Any, content_type: str = JSON, timeout: float | None = None

@@ -333,6 +333,37 @@ async def test_failed_renewal_loses_the_lease() -> None:
     assert asyncio.get_running_loop().time() - began <= TIMES.renew_deadline + TIMES.retry_period
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<html>Log in</html>",
+        b'{"error": "who are you?"}',
+        b"[]",
+        b"null",
+        b'{"metadata": {"resourceVersion": "1"}}',
+    ],
+)
+async def test_what_a_proxy_answers_instead_is_no_renewal_and_no_end(page: bytes) -> None:
+    """With 200: a leader ended at the first one that it read, and took one to its renewal for the Lease."""
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+    keeping = asyncio.create_task(one.keep())
+    waiting = asyncio.create_task(two.acquire())
+    await asyncio.sleep(1)
+    server.fault = lambda method, _path: Answer(404, b"{}") if method == "PATCH" else Answer(200, page)
+    await asyncio.sleep(TIMES.renew_deadline - 2 * TIMES.retry_period)
+    server.fault = lambda _method, _path: None
+    await asyncio.sleep(TIMES.retry_period)
+    assert one.held
+    server.fault = lambda _method, _path: Answer(200, page)
+    with pytest.raises(LeaseLost):
+        await keeping
+    assert not waiting.done()
+    server.fault = lambda _method, _path: None
+    await waiting
+
+
 async def test_server_that_answers_slowly_does_not_lose_the_lease() -> None:
     """At machine load 20 requests took seconds, and the operator ended."""
     server = LeaseServer()
