@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import random
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import pytest
 from dev.audit import creates, writes
 from dev.cluster import ControlPlane
 from dev.kube import Kube
-from shoal.cluster.transport import Answer, Query, Transport
+from shoal.cluster.transport import JSON, Answer, Query, Transport
 from tests.control_plane.operators import (
     COLLECTED_SECONDS,
     QUICK_LEASE,
@@ -78,6 +79,38 @@ async def test_operator_killed_at_random_points_counts_each_loss_once(
         assert status["parameterServers"]["restarts"] == 0
         made_names = [w.name for w in creates(control_plane.audit_log, "pods", namespace=namespace)]
         assert len(made_names) == len(set(made_names)) == 1 + workers + lost
+
+
+async def test_manifest_as_long_as_one_can_be_ends_neither_the_operator_nor_its_work(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
+) -> None:
+    """etcd keeps 1.3 MB of `<`, each of which is six bytes of a watch: a stranger's pod ended the operator, always."""
+    job, pods = Job(kube, namespace), f"/api/v1/namespaces/{namespace}/pods"
+    long = {"name": "main", "image": "none", "env": [{"name": "LONG", "value": "<" * 1_300_000}]}
+    strangers = {
+        "metadata": {"name": "long", "labels": {"shoal.dev/job": "of-a-stranger"}},
+        "spec": {"nodeSelector": {"example.com/pool": "none"}, "containers": [long]},
+    }
+    manifest = io.BytesIO(
+        json.dumps(strangers).encode()
+    )  # kubectl sends `<` as six bytes, too, which is refused
+
+    async def loses_a_worker(restarts: int) -> None:
+        [name] = [name for name in await job.pods() if name.startswith("digits-worker-0-")]
+        await kube.delete(f"{pods}/{name}", grace_seconds=0)
+        await counted(job, 2, restarts)
+
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path) as process:
+        await job.apply()
+        await job.runs()
+        async with kube.session.post(pods, data=manifest, headers={"Content-Type": JSON}) as answer:
+            assert answer.status == 201, await answer.text()
+        await kube.patch(f"{pods}/long", {"metadata": {"labels": {"again": "yes"}}})
+        await loses_a_worker(1)
+        assert await process.stop() == 0  # it has not ended by itself
+        await process.start()  # and lists the pod
+        await loses_a_worker(2)
+        assert await process.stop() == 0
 
 
 async def written(plane: ControlPlane, namespace: str, count: int) -> None:

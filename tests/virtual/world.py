@@ -75,6 +75,8 @@ class Replica:
                 self.world.faults_of_the_operator.append(rest)
         except Exception as error:
             self.world.faults_of_the_operator.append(error)
+        finally:
+            self.world.faults_of_the_operator += survived(operator)
         asyncio.get_running_loop().call_later(RESTART_SECONDS, self._again, operator)
 
     def _again(self, operator: Operator) -> None:
@@ -96,6 +98,13 @@ class Replica:
     def leads(self) -> bool:
         """Whether it may write."""
         return self.operator is not None and self.operator.lease.held
+
+
+def survived(operator: Operator) -> list[BaseException]:
+    """Faults of the code that did not end the process: a reflector has begun anew."""
+    [restarts] = operator.metrics.watch_restarts.collect()
+    failed = [each for each in restarts.samples if each.labels.get("reason") == "failed" and each.value]
+    return [AssertionError(f"a reflector failed: {each}") for each in failed]
 
 
 class World:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, Literal
@@ -22,27 +23,29 @@ from pydantic.alias_generators import to_camel
 
 from shoal.cluster.cache import Cache, T
 from shoal.cluster.cache import version as version_of
+from shoal.cluster.clock import loop_time
 from shoal.cluster.deep_json import loads
 from shoal.cluster.transport import StreamRefused, Transport
-from shoal.errors import ClusterError, StoreWentBack, Unavailable
+from shoal.errors import ClusterError, StoreWentBack, TooLong, Unavailable
 
 logger = logging.getLogger(__name__)
 
 PAGE = 100
 """Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, and hold it for 5 ms."""
+LARGEST_PAGE = 10_000
+"""Where a list takes so long that its later pages are gone."""
 WATCH_SECONDS = 300
 """The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
 """The server sends a bookmark every minute, so a watch without events for this long is dead."""
 YIELD_BYTES = 2**17
-"""Of events that are taken before others have the event loop: 1 ms. What a connection has buffered is up to 4 MiB."""
+"""Of events that are taken before others have the event loop: 1 ms. What a connection has buffered may be more."""
 FAILURES_BEFORE_RELIST = 5
 """Watches that fail in a row without an event: the version itself may be what the server cannot continue from."""
 DENIED_SECONDS = 30.0
 """Interval of retries of a list that RBAC forbids."""
 SHORT_WATCH_SECONDS = 1.0
 """A watch that ends sooner, without an error, has failed. After a version that expires sooner, a list waits a pause."""
-MIN_PAUSE_SECONDS = 0.2
 ABSENT_SECONDS = 3.0
 """Interval of retries of a list whose CRD does not exist yet."""
 
@@ -121,7 +124,12 @@ class Reflector(Generic[T]):
         self._ended = 0
         """The number of the newest list that succeeded or was refused."""
         self._awaited = 0
-        """The number of the list that the newest `refresh` waits for."""
+        """The number of the newest list that a `refresh` waits for."""
+        self._hurried = 0
+        """Pauses that were cut short since a list was answered."""
+        self._page_size = PAGE
+        """The most that a page may have."""
+        self._heard_at = -math.inf
         self._changed = asyncio.Condition()
         model: Any = source.model
         self._page: Any = _page_of(model)
@@ -132,25 +140,31 @@ class Reflector(Generic[T]):
         """Whether the cache is what the last list and its watch said, and no `refresh` waits for a newer list."""
         return self.synced.is_set() and not self.denied and self._ended >= self._awaited
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the API server has said nothing of the collection, not even a bookmark."""
+        return loop_time() - self._heard_at
+
     async def run(self) -> None:
-        """List and watch until cancelled. Errors are retried with jitter.
+        """List and watch until cancelled. Whatever fails is tried again, with jitter.
 
         Raises:
             StoreWentBack: what is known never was. Only a process that begins anew knows nothing of it.
         """
         version, failures = "", 0
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began = loop_time()
             try:
                 if not version or self._wanted.is_set():
                     version = ""  # a list that fails is tried again, whatever the watch could continue from
                     version = await self._relist()
                 version = await self._watch_until_wanted(version)
                 failures = 0
+            except StoreWentBack:
+                raise
             except Expired as error:
                 version = ""
-                failures = 0 if loop.time() - began > SHORT_WATCH_SECONDS else failures + 1
+                failures = 0 if loop_time() - began > SHORT_WATCH_SECONDS else failures + 1
                 self._on_restart("expired")
                 logger.info("%s: relisting: %s", self._source.path, error)
                 if failures:
@@ -161,12 +175,7 @@ class Reflector(Generic[T]):
                 version = error.version if failures < FAILURES_BEFORE_RELIST else ""
                 self._on_restart("broken")
                 logger.info("%s: watch failed: %s", self._source.path, error)
-                await self._pause(_backoff(failures, error.after))
-            except (ClusterError, TimeoutError) as error:
-                failures += 1
-                self._on_restart("unavailable")
-                logger.warning("%s: %s", self._source.path, error)
-                await self._pause(_backoff(failures, _asked(error)))
+                await self._pause(_backoff(failures), error.after)
             except StreamRefused as error:
                 await self._deny(error)
                 self._on_restart("refused")
@@ -174,6 +183,13 @@ class Reflector(Generic[T]):
                 failures += 1
                 pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
                 await self._pause(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
+            except Exception as error:  # broad: what one answer says must not end the process of all
+                expected = isinstance(error, (ClusterError, TimeoutError))
+                version = ""
+                failures += 1
+                self._on_restart("unavailable" if expected else "failed")
+                logger.warning("%s: %s", self._source.path, error, exc_info=None if expected else error)
+                await self._pause(_backoff(failures), _asked(error))
 
     @property
     def begun(self) -> int:
@@ -186,7 +202,8 @@ class Reflector(Generic[T]):
         What a watch has not reported is not known to be so: a watch may be behind, or silently dead.
         """
         async with self._changed:
-            begins = self._awaited = (self._begun if begun is None else begun) + 1
+            begins = (self._begun if begun is None else begun) + 1
+            self._awaited = max(self._awaited, begins)
             if self._begun < begins:
                 self._wanted.set()
             await self._changed.wait_for(lambda: self._ended >= begins)
@@ -196,12 +213,20 @@ class Reflector(Generic[T]):
         """List again soon."""
         self._wanted.set()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but not while a list is wanted: that one is tried at once."""
+    async def _pause(self, seconds: float, asked: float | None = None) -> None:
+        """Wait; for less if a list is wanted meanwhile, unless the server `asked` for the time.
+
+        Whoever wants lists may want many, so that those which fail wait longer each time, too.
+        """
+        if asked is not None:
+            await asyncio.sleep(max(seconds, asked * random.uniform(1.0, 1.2)))
+            return
+        least = min(seconds, _backoff(self._hurried))
+        await asyncio.sleep(least)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds - least):
                 await self._wanted.wait()
-            await asyncio.sleep(min(seconds, MIN_PAUSE_SECONDS))
+            self._hurried += 1
         except TimeoutError:
             pass
 
@@ -212,6 +237,7 @@ class Reflector(Generic[T]):
         await self._end_list()
 
     async def _end_list(self) -> None:
+        self._hurried = 0
         async with self._changed:
             self._ended = self._begun
             self._changed.notify_all()
@@ -220,27 +246,57 @@ class Reflector(Generic[T]):
         self._begun += 1
         self._wanted.clear()
         listed, unread = set[str](), set[str]()
-        # No resource version: what etcd has now, never what a cache of the API server had a while ago.
-        query = {**self._source.query, "limit": str(PAGE)}
-        while True:
-            answer = await self._transport.request("GET", self._source.path, query=query)
-            if answer.status == 410:  # the page token has expired
-                raise Expired(answer.message)
-            if not answer.ok:
-                raise StreamRefused(answer)
-            meta, items, bad = self._parse(answer.body)
+        version = ""
+        async for meta, items, bad in self._pages():
+            version = meta.resource_version
             taken = {each.metadata.uid: self._put(each) for each in items}
             listed |= {uid for uid, read in taken.items() if read}
             unread |= {*bad, *(uid for uid, read in taken.items() if not read)}
-            if not meta.continue_:
-                break
-            query["continue"] = meta.continue_
-        self._come_to(_number(meta.resource_version))
+        self._come_to(_number(version))
         self._cache.keep(listed, self._newest, unread)
         self.denied = False
         self.synced.set()
         await self._end_list()
-        return meta.resource_version
+        return version
+
+    async def _pages(self) -> AsyncIterator[tuple[ListMeta, list[T], list[str]]]:
+        """The pages of a list, as `_parse` has them: fewer objects while they are too long to be read at once.
+
+        Each page takes the server its time: where the rest is gone before its turn, the next list has larger ones.
+        """
+        began, pages, limit = loop_time(), 1, self._page_size
+        # No resource version: what etcd has now, never what a cache of the API server had a while ago.
+        query = dict(self._source.query)
+        while True:
+            try:
+                answer = await self._transport.request(
+                    "GET", self._source.path, query={**query, "limit": str(limit)}
+                )
+            except TooLong:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
+            self._heard_at = loop_time()
+            if answer.status == 410:  # the page token has expired
+                self._page_size = min(4 * self._page_size, LARGEST_PAGE)
+                logger.warning(
+                    "%s: page %d of a list is gone after %.0f s; the next has pages of %d: %s",
+                    self._source.path,
+                    pages,
+                    loop_time() - began,
+                    self._page_size,
+                    answer.message,
+                )
+                raise Expired(answer.message)
+            if not answer.ok:
+                raise StreamRefused(answer)
+            found = self._parse(answer.body)
+            yield found
+            if not found[0].continue_:
+                return
+            query["continue"] = found[0].continue_
+            pages, limit = pages + 1, min(2 * limit, self._page_size)
 
     async def _watch_until_wanted(self, version: str) -> str:
         """Watch until the server ends it or a list is wanted; returns the resource version to continue from."""
@@ -264,16 +320,16 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(1, 2))),
         }
         began = version
-        loop = asyncio.get_running_loop()
-        opened = loop.time()
+        opened = loop_time()
         try:
             async with (
                 asyncio.timeout(SILENCE_SECONDS) as silence,
                 self._transport.stream(self._source.path, query) as lines,
             ):
-                taken = 0
+                taken, self._heard_at = 0, opened
                 async for line in lines:
-                    silence.reschedule(loop.time() + SILENCE_SECONDS)
+                    self._heard_at = loop_time()
+                    silence.reschedule(self._heard_at + SILENCE_SECONDS)
                     version = self._take(line, version)
                     if (taken := taken + len(line)) > YIELD_BYTES:
                         taken = 0
@@ -286,7 +342,7 @@ class Reflector(Generic[T]):
             raise _WatchFailed(
                 version, progress=version != began, why=repr(error), after=_asked(error)
             ) from error
-        if loop.time() - opened < SHORT_WATCH_SECONDS:
+        if loop_time() - opened < SHORT_WATCH_SECONDS:
             # A proxy, or a server that shuts down: without a pause this would be a request per round trip.
             raise _WatchFailed(version, progress=version != began, why="it ended at once")
         return version
@@ -428,10 +484,9 @@ def _asked(error: Exception) -> float | None:
     return error.retry_after if isinstance(error, Unavailable) else None
 
 
-def _backoff(failures: int, asked: float | None = None) -> float:
-    """The pause in seconds. `asked`: at least so long, says the server."""
-    pause = float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
-    return pause if asked is None else max(pause, asked * random.uniform(1.0, 1.2))
+def _backoff(failures: int) -> float:
+    """The pause in seconds."""
+    return float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
 
 
 @cache

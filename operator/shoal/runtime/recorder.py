@@ -173,10 +173,15 @@ class Recorder:
     async def _post(self, name: str, waiting: _Waiting) -> None:
         try:
             count = await self._write(name, waiting)
-        except (ClusterError, ValidationError) as error:
+        except Exception as error:  # broad: losing an event is no error, whatever is in it
             self._on_result("failed")
-            reason, about = waiting.event.reason, waiting.about.metadata.name
-            logger.warning("cannot record event %s of %s: %s", reason, about, error)
+            logger.warning(
+                "cannot record event %s of %s: %s",
+                waiting.event.reason,
+                waiting.about.metadata.name,
+                error,
+                exc_info=None if isinstance(error, ClusterError | ValidationError) else error,
+            )
             return
         self._on_result("posted")
         self._counts.pop(name, None)  # so that the last one is the newest

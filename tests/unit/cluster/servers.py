@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from shoal.cluster.transport import Answer, Query, StreamRefused
-from shoal.errors import Unavailable
+from shoal.errors import TooLong, Unavailable
 
 Json = dict[str, Any]
 
@@ -45,9 +45,14 @@ class SmallServer:
         self.oldest = 0
         self.lists = 0
         self.page_size = 2
+        self.most_bytes = 10**9
+        """Of an answer that its client reads."""
+        self.token_seconds = float("inf")
+        """After which the rest of a list is gone: 410."""
         self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
         self.delay = 0.0
-        self._pages: dict[str, tuple[list[Json], int]] = {}
+        self._pages: dict[str, tuple[list[Json], int, float]] = {}
+        """What is left of a list, its version, and when it began."""
 
     # --- changes by the test
 
@@ -133,20 +138,26 @@ class SmallServer:
         return self._list(query)
 
     def _list(self, query: Query) -> Answer:
-        token = query.get("continue", "")
+        token, now = query.get("continue", ""), asyncio.get_running_loop().time()
         if token:
-            items, at = self._pages.pop(token)
+            items, at, began = self._pages[token]
+            if now - began > self.token_seconds:
+                return Answer(410, b'{"message": "The provided continue parameter is too old"}')
         else:
             self.lists += 1
             fresh = query.get("resourceVersion") != "0"
             items, at = (list(self.objects.values()), self.version) if fresh else (self.cached, self.oldest)
+            began = now
         size = min(self.page_size, int(query.get("limit", self.page_size)))
         page, rest = items[:size], items[size:]
         meta = {"resourceVersion": str(at)}
         if rest:
             meta["continue"] = f"token-{len(self._pages)}-{len(rest)}"
-            self._pages[meta["continue"]] = (rest, at)
-        return Answer(200, json.dumps({"metadata": meta, "items": page}).encode())
+            self._pages[meta["continue"]] = (rest, at, began)
+        body = json.dumps({"metadata": meta, "items": page}).encode()
+        if len(body) > self.most_bytes:
+            raise TooLong(f"more than {self.most_bytes} bytes")
+        return Answer(200, body)
 
     def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self._stream(path, query)

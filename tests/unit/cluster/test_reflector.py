@@ -539,6 +539,134 @@ def known_uid(w: Watched, name: str) -> str:
     return found.metadata.uid
 
 
+async def test_list_is_read_in_pages_that_are_not_too_long() -> None:
+    """Of a hundred pods, each could be told in 9 MB."""
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(120):
+        large = number in range(40, 60)
+        w.server.set(f"pod-{number}", status={"message": "x" * (90_000 if large else 100)})
+    w.server.most_bytes = 100_000
+    asked: list[str] = []
+    w.server.fault = lambda method, _path: asked.append(method)
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 60)
+        assert len(w.names) == 120
+        assert w.restarts == []
+        assert len(asked) < 60, "what is small is read in large pages again"
+
+
+async def test_object_that_is_too_long_to_be_read_is_no_end() -> None:
+    w = Watched()
+    w.server.set("a", status={"message": "x" * 1000})
+    w.server.most_bytes = 1000
+    async with w.running():
+        await asyncio.sleep(60)
+        assert 5 <= len(w.restarts) <= 15
+        assert set(w.restarts) == {"unavailable"}
+        w.server.remove("a")
+        await asyncio.sleep(31)
+        assert w.reflector.readable
+
+
+async def test_list_that_outlasts_its_token_begins_anew_with_larger_pages(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At 5 s a page, 70 of them were never read within the five minutes that etcd keeps a version."""
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(1500):
+        w.server.set(f"pod-{number}")
+    w.server.delay, w.server.token_seconds = 25.0, 300.0
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 600)
+        assert len(w.names) == 1500
+        assert w.server.lists == 2
+        assert w.restarts == ["expired"]
+    assert "page 14 of a list is gone after 350 s; the next has pages of 400" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [10.0, None])
+async def test_whoever_wants_lists_again_and_again_has_them_no_sooner_from_a_server_in_trouble(
+    asked: float | None,
+) -> None:
+    """As kopf does for each change that the cache has not seen: there were four a second."""
+    w = Watched()
+    lists = 0
+
+    def fault(_method: str, _path: str) -> Unavailable:
+        nonlocal lists
+        lists += 1
+        return Unavailable("429", asked, of_one=True)
+
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.fault = fault
+        for _ in range(300):
+            w.reflector.request_refresh()
+            await asyncio.sleep(0.4)
+        assert 8 <= lists <= 20
+        w.server.fault = lambda _method, _path: None
+        await asyncio.sleep(31)
+        before = w.server.lists
+        w.reflector.request_refresh()
+        await asyncio.sleep(0.2)
+        assert w.server.lists == before + 1
+
+
+async def test_list_that_is_wanted_first_waits_for_no_pause_of_an_outage() -> None:
+    """A standby's pauses have become long when the API server is back, and it leads."""
+    w = Watched()
+    w.server.fault = lambda _method, _path: Unavailable("no connection")
+    async with w.running():
+        await asyncio.sleep(600)
+        w.server.fault = lambda _method, _path: None
+        assert await asyncio.wait_for(w.reflector.refresh(), 0.5)
+
+
+async def test_cache_is_not_readable_while_any_refresh_waits() -> None:
+    w = Watched()
+    async with w.running():
+        await w.reflector.synced.wait()
+        before = w.reflector.begun
+        await w.reflector.refresh()
+        w.server.delay = 5.0
+        first = asyncio.create_task(w.reflector.refresh())
+        await asyncio.sleep(1)
+        assert await w.reflector.refresh(before - 1), "a list that ended already is enough"
+        assert not w.reflector.readable
+        await first
+        assert w.reflector.readable
+
+
+@pytest.mark.parametrize("kind", ["DELETED", "a list"])
+async def test_what_fails_with_an_object_that_is_gone_ends_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = Watched()
+
+    def changed(_old: Pod | None, new: Pod | None, _ours: bool) -> None:
+        if new is None:
+            raise KeyError("what is made of it")
+
+    w.reflector._cache = w.cache = Cache(changed)
+    for name in "abc":
+        w.server.set(name)
+    async with w.running():
+        await w.reflector.synced.wait()
+        await asyncio.sleep(2)
+        if kind == "a list":
+            w.server.watches[0].put_nowait = lambda _line: None  # type: ignore[method-assign]  it is dead
+            w.reflector.request_refresh()
+        w.server.remove("a")
+        w.server.remove("b")
+        w.server.set("d")
+        await asyncio.sleep(10)
+        assert w.names == {"c", "d"}
+        assert set(w.restarts) == {"failed"}
+    assert "what is made of it" in caplog.text
+
+
 @pytest.mark.parametrize("seen", ["bookmark", "list"])
 async def test_store_that_went_back_ends_the_process(seen: str) -> None:
     """As after a restore of etcd: what is newer in the caches never was, and what comes would be too old for them."""

@@ -139,10 +139,11 @@ async def test_event_that_waits_holds_no_status() -> None:
     assert gone() is None
 
 
-async def test_failed_event_is_not_an_error() -> None:
+@pytest.mark.parametrize("error", [Unavailable("not now"), ValueError("what cannot be written")])
+async def test_failed_event_is_not_an_error(error: Exception) -> None:
     rig = Rig()
     rig.apply()
-    rig.cluster.fault = lambda _method, _path: Unavailable("not now")
+    rig.cluster.fault = lambda _method, _path: error
     await rig.record(DISRUPTED)
     assert not events(rig)
 
