@@ -30,6 +30,9 @@ OPTIONAL_SECONDS = 10.0
 """How long a new leader waits for the lists of optional resources."""
 REFUSED_SECONDS = 1.0
 """Between the tries of a new leader that may not list what it needs."""
+SILENT_SECONDS = 180.0
+"""Of a resource that is needed, after which a replica is not ready. A watch has a bookmark each minute, a dead one is
+opened again after 75 s, and what fails is tried again within 30 s."""
 DRAIN_SECONDS = 0.3
 """How long a process that stops posts its last events. Nobody leads meanwhile."""
 
@@ -63,14 +66,23 @@ class Manager:
         self._on_lead = on_lead
 
     def unread(self) -> list[str]:
-        """The resources that are needed and cannot be listed: permissions or the CRD are missing, or not yet."""
-        return [name for name, each in self._needed.items() if not each.readable]
+        """The resources that are needed and cannot be listed, or not yet: permissions or the CRD are missing.
+
+        Also those of which nothing is heard any more: a leader that does not reach the API server ends, and of a
+        standby nobody would see it.
+        """
+        return [
+            name
+            for name, each in self._needed.items()
+            if not each.readable or each.silent_seconds > SILENT_SECONDS
+        ]
 
     async def run(self) -> None:
         """Run until cancelled.
 
         Raises:
-            ExceptionGroup: with `LeaseLost`, or an unexpected error.
+            ExceptionGroup: with `LeaseLost`, `StoreWentBack` or an unexpected error. What objects and answers say
+                ends nothing: whoever reads them goes on.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -17,7 +17,7 @@ from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from shoal.runtime.controller import Controller, Key
-from shoal.runtime.manager import OPTIONAL_SECONDS, Manager
+from shoal.runtime.manager import OPTIONAL_SECONDS, SILENT_SECONDS, Manager
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from tests.unit.cluster.servers import SmallServer
@@ -158,6 +158,34 @@ async def test_not_ready_while_what_is_needed_keeps_the_holder_of_the_lease_from
         assert replica.manager.lease.held
         assert replica.decided == []
         assert replica.manager.unread() == ["pods"]
+
+
+async def test_standby_that_has_not_heard_from_the_api_server_for_long_is_not_ready() -> None:
+    """As one whose node's network is cut, or that has an old certificate of the authority: it will never lead."""
+    pods, leases = SmallServer(), LeaseServer()
+    await candidate(leases, "another").acquire()
+    replica = Replica(leases, pods, SmallServer(), "one")
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(60)
+            pods.bookmark()
+
+    async with replica.running(), asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(tell())
+        for _ in range(20):
+            await asyncio.sleep(60)
+            assert replica.manager.unread() == []
+        pods.fault = lambda _method, _path: Unavailable("certificate verify failed")
+        pods.cut()
+        await asyncio.sleep(SILENT_SECONDS - 61)
+        assert replica.manager.unread() == []
+        await asyncio.sleep(61)
+        assert replica.manager.unread() == ["pods"]
+        pods.fault = lambda _method, _path: None
+        await asyncio.sleep(31)
+        assert replica.manager.unread() == []
+        telling.cancel()
 
 
 async def test_a_new_leader_that_may_not_list_tries_again_at_leisure() -> None:
