@@ -180,8 +180,8 @@ class Stream(Source):
         """Skip to where this worker begins, and what it has read before an outage."""
         if self._seeded is not None:
             return
-        size, (slot, incarnation) = self._counted.size, self._worker
-        missing = (int((slot * GOLDEN + incarnation * SILVER) % 1 * size) + self._read) % size
+        length, (slot, incarnation) = self._in_a_pass, self._worker
+        missing = (int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read) % length
         started = time.monotonic()
         while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
             missing -= count(rows.skip(min(missing, batch_size)))
@@ -248,10 +248,20 @@ class Stream(Source):
         if self.samples is not None:
             return _Counted(self.samples)
         known = self._cardinality
-        if not _is_batched(self.data):
-            return _Counted(known)
-        rounded = known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
-        return _Counted(known * self._head.rows, rounded)
+        rounded = (
+            known > 1
+            and _is_batched(self.data)
+            and next(iter(leaves(self.data.element_spec))).shape[0] is None
+        )
+        return _Counted(self._in_a_pass, rounded)
+
+    @functools.cached_property
+    def _in_a_pass(self) -> int:
+        """The samples in a pass over the data, or nearly so; those of an epoch, where nobody can say."""
+        known = self._cardinality
+        if known < 1:
+            return self._counted.size
+        return known * self._head.rows if _is_batched(self.data) else known
 
     def _padded(self, element: Any) -> Any:
         varies = self._head.varies

@@ -201,6 +201,19 @@ def test_workers_begin_at_different_places_and_each_gets_everything():
     assert sorted(read(Stream(numbers()).placed(0, (3, 1)), 0, 1000)) == list(range(1000))
 
 
+def test_an_epoch_that_is_a_part_of_the_data_begins_in_any_part_of_them():
+    def firsts(data, samples):
+        return [
+            read(Stream(data, samples=samples).placed(0, (slot, incarnation)), 0, 1)[0]
+            for slot in range(4)
+            for incarnation in range(5)
+        ]
+
+    gaps = np.diff(sorted([0, *firsts(numbers(), 10), 1000]))
+    assert gaps.max() <= 150
+    assert max(firsts(numbers().repeat(), 10)) < 10  # of unknown length: no longer than the user says
+
+
 def test_a_worker_skips_no_longer_than_it_may(monkeypatch):
     times = iter(range(0, 1000, 9))
     monkeypatch.setattr("time.monotonic", lambda: next(times))
