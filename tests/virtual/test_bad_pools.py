@@ -88,6 +88,32 @@ def test_each_wrong_pool_says_what_to_change_and_jobs_run_in_the_others() -> Non
     play(story)
 
 
+def test_a_pool_that_overlaps_is_ready_again_once_its_selector_is_corrected() -> None:
+    """A pool of other labels is not told to share nodes that there are not, and so the pool gets its first ones."""
+
+    async def story() -> None:
+        world = pool_world()
+        spec = {**GOOD, "nodeSelector": {"lane": "slow"}}
+        body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": "lane"}, "spec": spec}
+        world.server.store(("capacitypools", "", "lane"), body)
+        async with world.living():
+            world.replica("a")
+
+            def ready() -> Json:
+                found = world.server.objects["capacitypools", "", "twice"]
+                return next(iter(found.get("status", {}).get("conditions", [])), {})
+
+            await world.until(lambda: ready().get("reason") == "Overlaps", 60, "it is told")
+            wrong = world.server.objects["capacitypools", "", "twice"]
+            right = {**GOOD, "nodeSelector": {"half": "own"}}
+            world.server.store(("capacitypools", "", "twice"), {**wrong, "spec": right})
+            await world.until(lambda: ready()["status"] == "True", 20, "it is ready")
+            await asyncio.sleep(120)
+            assert ready()["status"] == "True"
+
+    play(story)
+
+
 def test_typing_error_in_a_pool_costs_the_others_nothing_and_heals_when_it_is_corrected() -> None:
     async def story() -> None:
         world = pool_world(samples=1e9)

@@ -158,6 +158,11 @@ class CapacityPool(Resource):
             ".status.interruptions.perHour",
             description="Measured interruptions per node and hour",
         ),
+        Column(
+            "Ready",
+            ".status.conditions[?(@.type=='Ready')].status",
+            description="Whether it can be used; its condition Ready says why not",
+        ),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Limit", ".spec.limits.nodes", "integer", wide=True, description="Most nodes"),
         Column("Exhausted", ".status.conditions[?(@.type=='Exhausted')].status", wide=True),

@@ -79,8 +79,8 @@ class UsageSums(Status):
 class MeasuredInterruptions(Status):
     """Measured interruptions of the pool. What is older counts less: half after 30 days."""
 
-    per_hour: str = "0"
-    """Interruptions per node and hour."""
+    per_hour: str | None = None
+    """Interruptions per node and hour. Unset until a job has had a node: what the spec says counts."""
     seen: int = 0
     """Number of interruptions."""
     node_hours: str = "0"

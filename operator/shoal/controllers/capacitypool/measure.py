@@ -26,6 +26,7 @@ from shoal.api.capacity_pool_status import (
 )
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import Counted, Sums, count, sums_of
+from shoal.controllers.capacitypool.members import in_words
 from shoal.controllers.capacitypool.seen import Seen
 
 NAMED_JOBS = 3
@@ -132,7 +133,7 @@ def _startup(total: Sums) -> MeasuredStartup:
 def _interruptions(total: Sums) -> MeasuredInterruptions:
     hours = total.node_seconds / 3600
     return MeasuredInterruptions(
-        per_hour=f"{total.interruptions / hours:.4g}" if hours > 0 else "0",
+        per_hour=f"{total.interruptions / hours:.4g}" if hours > 0 else None,
         seen=round(total.interruptions),
         node_hours=f"{hours:.4g}",
         shocks=round(total.shocks),
@@ -172,11 +173,7 @@ def _conditions(
     problem = seen.problem
     blind = [] if problem is not None else [share.operator for share in shares if share.blind]
     if problem is None and seen.overlaps:
-        words = (
-            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}, which is older: give each node one "
-            "pool; what runs here stays, and nothing more begins"
-        )
-        problem = ("Overlaps", words)
+        problem = ("Overlaps", seen.overlaps)
     ready: tuple[str, bool | None, tuple[str, str]] = ("Ready", problem is None, problem or ("Valid", ""))
     if blind:  # a recommendation without the nodes in use is none, whoever writes it
         ready = ("Ready", None, ("NodesUnreadable", UNREADABLE.format(", ".join(blind))))
@@ -186,7 +183,7 @@ def _conditions(
     if still and not pending:
         words = "pods waited for a node of this pool in vain; it is tried again soon"
     if not nodes and seen.pool.spec.node_selector:
-        labels = ", ".join(f"{key}={value}" for key, value in seen.pool.spec.node_selector.items())
+        labels = in_words(seen.pool.spec.node_selector)
         words += f"; no node has the labels of spec.nodeSelector ({labels}): if some should, label them"
     none = bool(pending) or still
     exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))

@@ -118,3 +118,8 @@ class Members:
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels is one of a pool: it has all of the selector. Without one there is none."""
     return bool(selector) and selector.items() <= labels.items()
+
+
+def in_words(selector: Mapping[str, str]) -> str:
+    """A selector, as `kubectl get -l` takes it: the same for the same labels, in whatever order they come."""
+    return ",".join(f"{key}={value}" for key, value in sorted(selector.items()))

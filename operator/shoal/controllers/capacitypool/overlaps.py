@@ -1,7 +1,8 @@
 """Which pool may not use nodes because an older one selects them, too: pure.
 
 Only the younger of two pools is told, so that a new pool never switches off what runs. And it stays told while it has
-no node that shows otherwise: without its workers the shared nodes go, and it would be used and given up in turn.
+no node that shows otherwise: without its workers the shared nodes go, and it would be used and given up in turn. What
+was told holds for the selectors that it was told of: once a person has changed one of them, it is seen anew.
 """
 
 from __future__ import annotations
@@ -9,24 +10,39 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sized
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.controllers.capacitypool.members import in_words
 
 
 def older_overlap(
     pool: CapacityPool, others: Iterable[CapacityPool], sharing: Collection[str], nodes: Sized
 ) -> str:
-    """The name of an older pool that selects nodes of this one, or would; empty: none.
+    """What is said of an older pool that selects nodes of this one, or would; empty: there is none.
 
     `sharing`: pools that have some of its `nodes`.
     """
-    ready = (each for each in pool.status.conditions if each.type == "Ready")
-    told = any(each.reason == "Overlaps" for each in ready)
+    told = _told(pool)
     for other in sorted(others, key=_age):
         if other.metadata.uid == pool.metadata.uid or _age(other) > _age(pool):
             continue
-        shared = other.metadata.name in sharing
-        if shared or _includes(pool, other) or (told and not nodes and _may_share(pool, other)):
-            return other.metadata.name
+        words = _words(other)
+        if other.metadata.name in sharing or _includes(pool, other) or (words == told and not nodes):
+            return words
     return ""
+
+
+def _told(pool: CapacityPool) -> str:
+    """What is said of this pool as it is: of another generation of its spec it was another pool."""
+    ready = (each for each in pool.status.conditions if each.type == "Ready" and each.reason == "Overlaps")
+    return next((c.message for c in ready if c.observed_generation == pool.metadata.generation), "")
+
+
+def _words(older: CapacityPool) -> str:
+    """They name its selector: with another one they are others, and what was told does not hold."""
+    name, labels = older.metadata.name, in_words(older.spec.node_selector)
+    return (
+        f"nodes of this pool are also selected by CapacityPool {name} ({labels}), which is older: give each node one "
+        "pool; what runs here stays, and no plan adds to it"
+    )
 
 
 def _age(pool: CapacityPool) -> tuple[str, str]:
@@ -38,9 +54,3 @@ def _includes(one: CapacityPool, other: CapacityPool) -> bool:
     """Whether one of two pools selects all nodes that the other does."""
     first, second = one.spec.node_selector.items(), other.spec.node_selector.items()
     return bool(first) and bool(second) and (first <= second or second <= first)
-
-
-def _may_share(one: CapacityPool, other: CapacityPool) -> bool:
-    """Whether a node may have the labels of both."""
-    first, second = one.spec.node_selector, other.spec.node_selector
-    return bool(first and second) and all(second.get(key, value) == value for key, value in first.items())

@@ -40,7 +40,7 @@ class Seen:
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""
-    """An older pool that selects nodes of it."""
+    """What is said of an older pool that selects nodes of it."""
     nodes_readable: bool = True
     """Else there may be nodes, with pods, that are not seen."""
     operator: str = ""

@@ -150,6 +150,12 @@ def test_rates_are_sums_over_jobs() -> None:
     assert fleet_pool(pool(static), NOW).measured_startup_seconds == 20, "no worker waits for a node there"
 
 
+def test_what_nobody_measured_has_no_rate() -> None:
+    """A 0 in `kubectl get cpool` would be the best of all pools, whatever the spec expects of it."""
+    assert measure(seen(pool())).interruptions.per_hour is None
+    assert measure(seen(pool(), job("a", usage(nodeSeconds=3600)))).interruptions.per_hour == "0"
+
+
 def test_what_was_counted_loses_weight_with_time() -> None:
     """After 100,000 calm hours a pool that lost a node an hour seemed to lose one in 34 hours, for years."""
     calm = usage(nodeSeconds=100_000 * 3600, interruptions=1000)
@@ -587,11 +593,21 @@ def node(**labels: str) -> Node:
     return Node.model_validate({"metadata": {"name": "n", "labels": labels}})
 
 
-def named(name: str, created: str, selector: dict[str, str], *, told: bool = False) -> CapacityPool:
-    overlaps = {"type": "Ready", "status": "False", "reason": "Overlaps", "lastTransitionTime": created}
+def named(
+    name: str, created: str, selector: dict[str, str], *, told: str = "", generation: int = 1
+) -> CapacityPool:
+    """`told`: what the first generation of it was told of an older pool."""
+    overlaps = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "Overlaps",
+        "message": told,
+        "observedGeneration": 1,
+        "lastTransitionTime": created,
+    }
     return CapacityPool.model_validate(
         {
-            "metadata": {"name": name, "uid": name, "creationTimestamp": created},
+            "metadata": {"name": name, "uid": name, "creationTimestamp": created, "generation": generation},
             "spec": {"nodeSelector": selector, "limits": {"nodes": 4}, "price": {"perHour": 1}},
             "status": {"used": 2, "conditions": [overlaps] if told else []},
         }
@@ -609,24 +625,44 @@ OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
         ({"tier": "gpu"}, True, [], True),  # one was, and went with the workers
         ({"tier": "gpu"}, True, [node(tier="gpu")], False),  # the nodes were told apart
         ({"pool": "a", "zone": "z"}, False, [], True),  # all of its nodes are the other's, too
-        ({"pool": "b"}, True, [], False),
     ],
 )
 def test_only_the_younger_of_two_pools_that_share_nodes_is_told_and_stays_so(
     selector: dict[str, str], told: bool, nodes: list[Node], blamed: bool
 ) -> None:
-    old, young = named("b", OLD, {"pool": "a"}, told=told), named("a", YOUNG, selector, told=told)
+    old, young = named("b", OLD, {"pool": "a"}), named("a", YOUNG, selector)
+    words = older_overlap(young, [young, old], {"b"}, [node(pool="a", tier="gpu")])
+    assert "CapacityPool b (pool=a)" in words
+    if told:
+        young = named("a", YOUNG, selector, told=words)
     sharing = (
         {old.metadata.name}
         if any(selects(old.spec.node_selector, each.metadata.labels) for each in nodes)
         else set[str]()
     )
-    assert older_overlap(young, [young, old], sharing, nodes) == ("b" if blamed else "")
+    assert older_overlap(young, [young, old], sharing, nodes) == (words if blamed else "")
     assert not older_overlap(old, [young, old], {"a"}, [node(pool="a", tier="gpu")])
 
 
+def test_what_a_pool_was_told_ends_with_a_selector_that_is_corrected() -> None:
+    """Also beside pools that could share nodes with it and do not: they are named by nobody."""
+    old, other = named("b", OLD, {"pool": "a"}), named("c", OLD, {"lane": "slow"})
+    young = named("a", YOUNG, {"tier": "gpu"})
+    told = older_overlap(young, [young, old, other], {"b"}, [node(pool="a", tier="gpu")])
+    still = named("a", YOUNG, {"tier": "gpu"}, told=told)
+    assert older_overlap(still, [still, old, other], set(), []) == told
+    corrected = named("a", YOUNG, {"tier": "own"}, told=told, generation=2)
+    assert not older_overlap(corrected, [corrected, old, other], set(), [])
+    assert not older_overlap(still, [still, named("b", OLD, {"pool": "b"}), other], set(), [])
+    assert not older_overlap(still, [still, other], set(), []), "the older one is gone"
+    wider = named("c", OLD, {"tier": "gpu"})
+    assert "CapacityPool c (tier=gpu)" in older_overlap(
+        still, [still, named("b", OLD, {"pool": "b"}), wider], set(), []
+    )
+
+
 def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=True), NOW).limit == 2
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told="b has them"), NOW).limit == 2
     assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).limit == 4
 
 
