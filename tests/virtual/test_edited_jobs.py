@@ -42,6 +42,9 @@ def test_leader_that_comes_after_a_job_that_it_cannot_read_tells_its_owner() -> 
             await world.until(lambda: _status(world, "big").get("reason") == "Unreadable", 30.0, "it is told")
             [stalled] = [c for c in _status(world, "big")["conditions"] if c["type"] == "Stalled"]
             assert "no lost pod is replaced" in stalled["message"]
+            said = "spec.training.args: the arguments have "
+            assert f"cannot read {said}" in stalled["message"], "the API server cannot count their bytes"
+            assert "one that is immutable, in a new job" in stalled["message"]
             await asyncio.sleep(5.0)
             operator = replica.operator
             assert operator is not None

@@ -13,13 +13,14 @@ from pydantic import ConfigDict, Field
 from shoal.api.base import Column, Resource, Strict
 from shoal.api.capacity_pool_scaling import Scaling
 from shoal.api.capacity_pool_status import CapacityPoolStatus
-from shoal.api.rules import LABEL_KEY, LABEL_VALUE, Amount, Positive, quoted, rules
+from shoal.api.rules import LABEL_KEY, LABEL_VALUE, UNQUOTED, Amount, Positive, Rate, quoted, rules
 
 _PART = "[.]([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9])"
 _MOST = "([1-9][0-9]{0,2}|[1-3][0-9]{3}|40[0-8][0-9]|409[0-5])([.][0-9]{1,3})?|4096([.]0{1,3})?"
 Cores = Annotated[
     float,
     Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted(f"^0*({_PART}|{_MOST})$")),
+    UNQUOTED,
 ]
 """Above 0, up to 4096; in quotes with up to three digits of a part."""
 _LETTERS = "letters, digits, '-', '_' and '.', with a letter or digit at both ends"
@@ -127,7 +128,7 @@ class CapacityPoolSpec(Strict):
     """Price of one GiB of traffic to another zone, both directions together."""
     startup_seconds: int = Field(180, ge=0, le=86_400)
     """Seconds from requesting a node until its worker trains; used until it has been measured."""
-    interruptions_per_hour: Amount = 0
+    interruptions_per_hour: Rate = 0
     """Interruptions per node and hour, used until they have been measured: `0.05`."""
     batch_size: Positive | None = None
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""

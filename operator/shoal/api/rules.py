@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 MOST = 2**31 - 1
 """The bound of int32, as for Kubernetes' own counts. As seconds (68 years) it can be added to any date."""
 
 
-def _at_most(value: Any) -> Any:
-    return min(value, MOST) if isinstance(value, int) else value
+AS_WRITTEN = object()
+"""The context of a validation of what a person writes now, and can correct."""
 
 
-STORED = BeforeValidator(_at_most)
-"""Clamps values of objects that were stored before the bound existed."""
+def _stored(most: int) -> BeforeValidator:
+    """Clamps values of objects that were stored before the bound existed."""
+
+    def at_most(value: Any, info: ValidationInfo) -> Any:
+        is_number = isinstance(value, int | float)
+        return min(value, most) if is_number and info.context is not AS_WRITTEN else value
+
+    return BeforeValidator(at_most)
+
+
+STORED = _stored(MOST)
 Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
 QUOTED = "^[-+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][-+]?[0-9]{1,2})?$"
 AMOUNT = QUOTED.replace("[-+]?(", "[+]?(", 1)
+RATE = "^[+]?(0*[0-9]{1,3}([.][0-9]*)?|[.][0-9]+|0*1000([.]0*)?)([eE]-[0-9]{1,2})?$"
 SIZE = "^[+]?(0*[1-9][0-9]*([.][0-9]*)?|[0-9]*[.]0*[1-9][0-9]*)([eE][-+]?[0-9]{1,2})?$"
 NAME = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 """Names of Kubernetes' objects."""
@@ -39,26 +50,46 @@ def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:
     def extend(schema: dict[str, Any]) -> None:
         del schema["type"]
         schema |= {"x-kubernetes-preserve-unknown-fields": True, "pattern": pattern, "maxLength": 32}
-        schema |= {"maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False]}}
+        schema |= {"maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False, [], {}]}}
+        if (
+            least := schema.get("minimum", 0)
+        ) % 1:  # of which the server takes the whole part, for whole numbers
+            schema |= {"allOf": [{"minimum": int(least), "exclusiveMinimum": True}]}
         if "exclusiveMinimum" in schema:  # in OpenAPI 3.0 it says how `minimum` is meant
             schema |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
 
     return extend
 
 
-Number = Annotated[float, Field(allow_inf_nan=False, json_schema_extra=quoted(QUOTED))]
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and re.fullmatch(QUOTED, value) else value
+
+
+UNQUOTED = BeforeValidator(_number)
+"""A number in quotes is one also where text is not taken for a number otherwise."""
+Number = Annotated[float, Field(allow_inf_nan=False, json_schema_extra=quoted(QUOTED)), UNQUOTED]
 """A number of a spec: 0.97 and 1e-3, as YAML has it, or "0.97". Kubernetes' conventions advise against the first, since
 a controller that writes back what it read may write another number: none writes a spec, and none compares these. A
 status has decimal strings, whose digits are chosen."""
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quoted(AMOUNT))]
-"""Such a number of zero or more: money, a rate, a time."""
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quoted(AMOUNT)), UNQUOTED]
+"""Such a number of zero or more: money, a time."""
+MOST_PER_HOUR = 1000
+Rate = Annotated[
+    float,
+    Field(ge=0, le=MOST_PER_HOUR, allow_inf_nan=False, json_schema_extra=quoted(RATE)),
+    _stored(MOST_PER_HOUR),
+    UNQUOTED,
+]
+"""How often per hour, up to every few seconds: a plan is tried by drawing as many events."""
 
-Size = Annotated[float, Field(gt=0, allow_inf_nan=False, json_schema_extra=quoted(SIZE))]
+Size = Annotated[float, Field(gt=0, allow_inf_nan=False, json_schema_extra=quoted(SIZE)), UNQUOTED]
 """Such a number above zero."""
 
 
 Confidence = Annotated[
-    float, Field(ge=0.5, le=0.999, json_schema_extra=quoted("^[+]?0*[.]([5-8][0-9]*|9[0-9]{0,2})$"))
+    float,
+    Field(ge=0.5, le=0.999, json_schema_extra=quoted("^[+]?0*[.]([5-8][0-9]*|9[0-9]{0,2})$")),
+    UNQUOTED,
 ]
 """A probability that can be promised: a plan is tried in 1,000 runs."""
 

@@ -220,8 +220,8 @@ def read_as(kind: type[Kind], manifest: Json) -> Kind:
         metadata = manifest.get("metadata", {})
         name = "/".join(metadata[part] for part in ("namespace", "name") if metadata.get(part))
         raise UsageError(
-            f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}. Is the cluster's Shoal newer? "
-            "Upgrade this one"
+            f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}: correct it, or, if the "
+            "cluster's Shoal is newer, upgrade this one"
         ) from error
 
 

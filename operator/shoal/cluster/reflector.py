@@ -455,7 +455,7 @@ class Reflector(Generic[T]):
         if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
             logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
             self._on_unread()
-        self._on_unreadable(found, f"{field or 'the object'}: {first['msg']}")
+        self._on_unreadable(found, f"{field or 'the object'}: {first['msg'].removeprefix('Value error, ')}")
 
 
 def _number(version: str) -> int:

@@ -16,6 +16,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.crd import KINDS, custom_resource_definition, files, structural
 from shoal.api.elasticity import Objective
 from shoal.api.reference import reference
+from shoal.api.rules import AS_WRITTEN
 from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, StopAfter, TrainingJob, TrainingSpec
 
 ROOT = Path(__file__).parents[3]
@@ -108,6 +109,34 @@ def test_a_confidence_that_cannot_be_promised_is_refused_with_what_can(
     else:
         with pytest.raises(ValidationError, match=r"equal to 0\.5|equal to 0\.999|valid number"):
             Objective.model_validate({"confidence": said})
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"), [(0, True), (0.05, True), ("0.05", True), (".5", True), ("5e-2", True), (1000, True),
+                        ("1000", True), ("999.9", True), (1000.5, False), (1e300, False), ("1001", False),
+                        ("1e99", False), ("-1", False), ("", False)]
+)  # fmt: skip
+def test_a_rate_that_no_node_can_have_is_refused(said: float | str, taken: bool) -> None:
+    """With 1e300 an hour in one pool, a job that named it got no plan."""
+    spec = structural(CapacityPool)["properties"]["spec"]["properties"]
+    schema = spec["interruptionsPerHour"]
+    if isinstance(said, str):  # as the API server
+        assert (re.search(schema["pattern"], said) is not None) == taken
+    else:
+        assert (schema["minimum"] <= said <= schema["maximum"]) == taken
+    body = {"metadata": {"name": "a"}, "spec": {"limits": {"nodes": 1}, "interruptionsPerHour": said}}
+    if taken:
+        read = CapacityPool.model_validate(body, context=AS_WRITTEN)
+        assert read.spec.interruptions_per_hour == float(said)
+    else:
+        with pytest.raises(ValidationError, match="interruptionsPerHour"):
+            CapacityPool.model_validate(body, context=AS_WRITTEN)
+
+
+@pytest.mark.parametrize("said", [1000.5, 1e300, 10**30, "1001", "1e99"])
+def test_a_stored_rate_beyond_the_bound_is_clamped(said: float | str) -> None:
+    body = {"metadata": {"name": "a"}, "spec": {"limits": {"nodes": 1}, "interruptionsPerHour": said}}
+    assert CapacityPool.model_validate(body).spec.interruptions_per_hour == 1000
 
 
 def test_each_kind_is_described_by_its_model_alone() -> None:

@@ -134,8 +134,8 @@ def test_a_job_that_cannot_be_read_takes_the_list_from_nobody(
     assert [[each.name for each in client.list()] for _ in range(3)] == [["digits"]] * 3
     [said] = [record.getMessage() for record in caplog.records]
     assert "cannot read trainingjobs team/other: spec.workers.capacity" in said
-    assert "Upgrade" in said
-    with pytest.raises(UsageError, match=r"trainingjobs team/other: spec.workers.capacity.*Upgrade"):
+    assert "correct it, or, if the cluster's Shoal is newer, upgrade this one" in said
+    with pytest.raises(UsageError, match=r"trainingjobs team/other: spec.workers.capacity.*upgrade"):
         client.job("other")
 
 

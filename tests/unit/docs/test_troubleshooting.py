@@ -25,16 +25,27 @@ def test_reasons_of_degraded_are_documented() -> None:
     assert {reason for reason in reasons if f"`{reason}`" not in read("docs/reasons.md")} == set()
 
 
-def test_each_reason_of_a_job_in_trouble_has_advice() -> None:
-    """On the page, from which `shoal explain` has it."""
+def told() -> dict[str, str]:
+    """What the page says of each condition that is True."""
     conditions = section(read("docs/reasons.md"), "Conditions").split("\n- ")
-    told = {
+    return {
         each.split("`")[1]: each.partition("`True`: ")[2].partition("`False`:")[0] for each in conditions[1:]
     }
+
+
+def test_each_reason_that_has_advice_is_listed() -> None:
+    pages = read("docs/troubleshooting.md") + read("docs/troubleshooting-running.md")
+    advised = re.findall(r"`(Degraded|Stalled|Failed): ([A-Z][A-Za-z]+)`", pages)
+    assert len(advised) > 25
+    assert [(kind, reason) for kind, reason in advised if f"`{reason}`" not in told()[kind]] == []
+
+
+def test_each_reason_of_a_job_in_trouble_has_advice() -> None:
+    """On the page, from which `shoal explain` has it."""
     reasons = {
         reason
         for kind in ("Degraded", "QuotaExceeded", "Stalled", "Failed")
-        for reason in re.findall(r"`([A-Z][A-Za-z]+)`", told[kind].partition("\n\n")[0])
+        for reason in re.findall(r"`([A-Z][A-Za-z]+)`", told()[kind].partition("\n\n")[0])
     } - {"Failed"}  # the name of the condition
     failures = (
         section(read("docs/reasons.md"), "Reasons of losses").partition("**failure**")[2].partition("\n\n")[0]

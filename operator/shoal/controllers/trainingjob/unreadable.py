@@ -1,7 +1,8 @@
 """Tells the owner of a TrainingJob that this operator cannot read it: on the object itself, not only in a log.
 
-It happens where the CRD is newer than the operator, or was changed by hand. What runs goes on, and nothing of it is
-replaced (`Observation.unread`): the loss could not be recorded, and what the job is to be is not known.
+It happens where the CRD is newer than the operator, or was changed by hand, and of arguments that are too large, which
+the API server cannot count. What runs goes on, and nothing of it is replaced (`Observation.unread`): the loss could not
+be recorded, and what the job is to be is not known.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Complaints:
         before = next((each for each in conditions if each.get("type") == "Stalled"), {})
         message = (
             f"this version of Shoal cannot read {short(why, MOST_WHY)}; what runs goes on, but no lost pod is replaced:"
-            " upgrade Shoal, or change the field"
+            " change the field (one that is immutable, in a new job), or upgrade Shoal if it is of a newer one"
         )
         if key not in self._untold:
             self._untold = {known: each for known, each in self._untold.items() if self._unread(each.uid)}

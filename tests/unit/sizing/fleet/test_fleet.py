@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.api.capacity_pool import CapacityPool
 from shoal.sizing.availability import Floats
 from shoal.sizing.fleet import (
     FleetJob,
@@ -34,6 +35,7 @@ from shoal.sizing.fleet import (
 )
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.fleet.problems import cores_of, job_problem
+from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
@@ -89,6 +91,30 @@ def test_on_demand_nodes_that_end_at_once_are_left_sooner_than_those_that_are_pa
     leaves = plan_fleet([pools[0], replace(STEADY, idle_seconds=10)], [PROFILE], [running]).jobs["a"]
     assert stays.counts["steady"] > 0
     assert leaves.counts["steady"] == 0
+
+
+def test_a_pool_with_figures_that_cannot_be_true_takes_no_plan_from_the_jobs_that_name_it() -> None:
+    """An OverflowError, or a number of draws that numpy refuses."""
+    body = {
+        "metadata": {"name": "hot"},
+        "spec": {
+            "accelerator": {"name": "P100"},
+            "capacityType": "Spot",
+            "limits": {"nodes": 16},
+            "price": {"perHour": 0.4},
+            "interruptionsPerHour": 1e300,
+            "startupSeconds": 86_400,
+        },
+    }
+    hot = fleet_pool(CapacityPool.model_validate(body))
+    jobs = [
+        job("a", pools=("hot", "spot", "steady")),
+        job("b"),
+        job("c", pools=("hot",), deadline_seconds=None),
+    ]
+    found = plan_fleet([SPOT, STEADY, hot], [PROFILE], jobs).jobs
+    assert [plan.fault for plan in found.values()] == [""] * 3
+    assert found["a"].feasible
 
 
 def test_two_jobs_never_get_more_than_pool_holds() -> None:
