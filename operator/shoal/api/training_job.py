@@ -252,6 +252,8 @@ class StopAfter(Strict):
 
     @model_validator(mode="after")
     def _is_reached(self) -> StopAfter:
+        if self.epochs is None and self.steps is None and self.metric is None and self.value is None:
+            raise ValueError("set at least one of epochs, steps, or metric with value")
         if (self.metric is None) != (self.value is None):
             raise ValueError("metric and value must be set together")
         shares = self.metric is not None and re.match(names_of(*AT_MOST_ONE), self.metric)

@@ -26,6 +26,13 @@ def test_no_time(text: str) -> None:
         SECONDS.convert(text, None, None)
 
 
+@pytest.mark.parametrize("text", ["2147483648", "24856d", f"{10**400}h"])
+def test_a_time_that_no_job_can_have(text: str) -> None:
+    assert SECONDS.convert("2147483647", None, None) == 2**31 - 1
+    with pytest.raises(click.BadParameter, match="is more than 2147483647 seconds, 68 years: give less"):
+        SECONDS.convert(text, None, None)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

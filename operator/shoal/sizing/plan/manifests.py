@@ -1,11 +1,12 @@
 """Read TrainingJobs, CapacityPools and SpeedProfiles from YAML files.
 
-A TrainingJob is read with the model that its CRD is generated from. The CRD's rules between fields (CEL) are the API
-server's to check.
+A TrainingJob is read with the model that its CRD is generated from, as strictly as the API server does: no text for a
+number or a yes, but for numbers that may be in quotes. The CRD's rules between fields (CEL) are the server's to check.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.mistakes import mistakes
+from shoal.api.rules import AS_WRITTEN
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
@@ -114,7 +116,8 @@ def _load(path: Path) -> list[Any]:
 
 def _parse(model: type[M], document: dict[str, Any], path: Path) -> M:
     try:
-        return model.model_validate(document)
+        text = json.dumps(document, default=str)  # a time that YAML reads is a text again, as to kubectl
+        return model.model_validate_json(text, strict=True, context=AS_WRITTEN)
     except ValidationError as error:
         metadata = document.get("metadata")
         name = f" {metadata.get('name', '?')}" if isinstance(metadata, dict) else ""

@@ -141,6 +141,32 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("pools.yaml", "spec:", "spec: [", "is not YAML"),
         ("profiles.yaml", "stepSeconds: 0.218", "stepSeconds: 0", "greater than 0"),
         ("profiles.yaml", "samplesPerEpoch: 50000", "# none", "samplesPerEpoch"),
+        (
+            "job.yaml",
+            "stopAfter: {epochs: 400}",
+            "stopAfter: {}",
+            "set at least one of epochs, steps, or metric",
+        ),
+        # As the API server has it: no text for a number, no yes for either.
+        (
+            "job.yaml",
+            "deadlineSeconds: 2400",
+            "maxCost: yes",
+            "maxCost: input should be a valid number, not True",
+        ),
+        (
+            "job.yaml",
+            "deadlineSeconds: 2400",
+            "deadlineSeconds: '2400'",
+            "should be a valid integer, not '2400'",
+        ),
+        (
+            "job.yaml",
+            "spec:",
+            "spec:\n  suspend: 'yes'",
+            "spec.suspend: input should be a valid boolean, not 'yes'",
+        ),
+        ("pools.yaml", "startupSeconds: 160", "interruptionsPerHour: 1.0e+300", "less than or equal to 1000"),
     ],
 )
 def test_invalid_file_raises_error_with_advice(
@@ -150,6 +176,20 @@ def test_invalid_file_raises_error_with_advice(
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
     assert not (tmp_path / "never.png").exists()
+
+
+def test_numbers_in_quotes_and_times_without_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
+    job, pools = tmp_path / "job.yaml", tmp_path / "pools.yaml"
+    text = (EXAMPLES / "job.yaml").read_text()
+    began = text.replace("{name: resnet32-cifar10}", "{name: a, creationTimestamp: 2026-01-01T00:00:00Z}")
+    job.write_text(began.replace("deadlineSeconds: 2400", "maxCost: '5e0'"))
+    text = (EXAMPLES / "pools.yaml").read_text()
+    pools.write_text(text.replace("perHour: 0.23", "perHour: '.23'"))
+    read = read_job(job)
+    assert read.metadata.creation_timestamp == "2026-01-01 00:00:00+00:00"
+    assert read.spec.elasticity.objective.max_cost == 5.0
+    [price] = {pool.spec.price.per_hour for pool in read_pools(pools)[:1] if pool.spec.price}
+    assert price == 0.23
 
 
 def test_deadline_option_replaces_one_that_has_passed(tmp_path: Path) -> None:
