@@ -1,4 +1,4 @@
-"""Numbers and times in words, for tables and messages. Pure."""
+"""Numbers and times in words, for tables and messages, and what several parts say in the same words. Pure."""
 
 from __future__ import annotations
 
@@ -38,3 +38,8 @@ def percent(value: int | None) -> str:
 def count(number: int, thing: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def no_scheduler(name: str) -> str:
+    """What is said of a pod that has waited for long and that no scheduler has tried to place."""
+    return f"no scheduler has looked at it: is there one named {name}, and does it run?"

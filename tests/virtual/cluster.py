@@ -401,6 +401,8 @@ class Cluster:
                 machine = min(fitting, key=lambda m: (role == "worker" and len(self._on(m)), m.name))
                 busy |= {machine.name} if role == "worker" else set()
                 self._bind(pod, machine)
+            elif not pod["status"].get("conditions"):
+                self._tell(pod)
 
     def _fits(self, pod: Json, machine: Machine) -> bool:
         node = self.server.get("nodes", machine.name)
@@ -412,6 +414,15 @@ class Cluster:
         ):
             return False
         return _admits(pod, node["metadata"]["labels"], node["spec"]["taints"], machine.name)
+
+    def _tell(self, pod: Json) -> None:
+        """Say that it was looked at, as a scheduler does at once; its words change with each try, and say no more."""
+        words = (
+            f"0/{len(self.machines)} nodes are available: {len(self.machines)} Insufficient nvidia.com/gpu."
+        )
+        waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+        status = {**pod["status"], "conditions": [{**waits, "lastTransitionTime": stamp()}]}
+        self.server.change(("pods", pod["metadata"]["namespace"], pod["metadata"]["name"]), status=status)
 
     def _bind(self, pod: Json, machine: Machine) -> None:
         meta = pod["metadata"]

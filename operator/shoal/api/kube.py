@@ -208,6 +208,8 @@ class PodSpec:
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
+    scheduler_name: str = "default-scheduler"
+    """Who is to give it a node."""
     priority: int = 0
     """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()

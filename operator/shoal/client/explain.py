@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shoal.api.labels import JOB, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, STALE
-from shoal.words import count, duration
+from shoal.words import count, duration, no_scheduler
 from shoal_trainer.contract import StopAfter
 
 INPUT_WAIT = 0.1
@@ -154,7 +154,7 @@ def _pending(seen: Seen) -> Iterator[Finding]:
     for pod in seen.pods:
         if pod.get("status", {}).get("phase") != "Pending":
             continue
-        for words in _why_pending(pod):
+        for words in _why_pending(pod, seen.now):
             waiting.setdefault(words, []).append(pod["metadata"]["name"])
     degraded = seen.job.status.condition("Degraded")
     told = degraded.message if degraded is not None and degraded.status == "True" else ""
@@ -164,11 +164,19 @@ def _pending(seen: Seen) -> Iterator[Finding]:
         yield Finding("waiting", f"{', '.join(sorted(names))}: {words}", _pending_help(words))
 
 
-def _why_pending(pod: Mapping[str, Any]) -> Iterator[str]:
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+LOOKED_AT_AFTER = timedelta(minutes=1)
+"""Schedulers say within seconds of a pod that they cannot place it."""
+
+
+def _why_pending(pod: Mapping[str, Any], now: datetime) -> Iterator[str]:
+    spec, status = pod.get("spec", {}), pod.get("status", {})
+    scheduled = [each for each in status.get("conditions") or [] if each["type"] == "PodScheduled"]
+    for condition in scheduled:
+        if condition["status"] == "False":
             yield condition.get("message") or condition.get("reason", "not scheduled")
+    created = datetime.fromisoformat(pod["metadata"].get("creationTimestamp") or now.isoformat())
+    if not scheduled and not spec.get("nodeName") and now - created >= LOOKED_AT_AFTER:
+        yield no_scheduler(spec.get("schedulerName", "default-scheduler"))
     for each in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         state = (each.get("state") or {}).get("waiting") or {}
         if state.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
@@ -183,6 +191,7 @@ def _pending_help(words: str) -> str:
     else:
         tainted = "the free nodes are tainted: add tolerations to the template"
     hints = {
+        "no scheduler has looked": _remedy("Unschedulable", words),
         "nsufficient nvidia.com/gpu": "all GPUs are taken, or no node has any: add nodes, or lower workers.replicas",
         "nsufficient": "the nodes are full: add nodes, lower the requests in the template, or lower workers.replicas",
         "unbound immediate": "the claim has no volume: kubectl describe pvc says why; where no StorageClass is the "
@@ -203,11 +212,12 @@ def _starting(seen: Seen) -> Iterator[Finding]:
     if seen.job.status.phase not in {"Pending", "Starting"}:
         return
     pods = {
-        each["metadata"]["name"]: each.get("status", {})
+        each["metadata"]["name"]: each
         for each in seen.pods
         if each.get("status", {}).get("phase") in {"Pending", "Running"}
     }
-    made = sorted(name for name, status in pods.items() if status["phase"] == "Pending")
+    made = sorted(name for name, pod in pods.items() if pod["status"]["phase"] == "Pending")
+    homeless = [name for name in made if not pods[name].get("spec", {}).get("nodeName")]
     servers = [
         each["metadata"]["name"]
         for each in seen.pods
@@ -216,6 +226,8 @@ def _starting(seen: Seen) -> Iterator[Finding]:
     ]
     if not pods:
         words = "its pods are about to be created"
+    elif homeless:
+        words = f"{', '.join(homeless)}: it waits for a scheduler to give it a node"
     elif made:
         words = f"{', '.join(made)}: its node pulls the image and mounts the volumes"
     elif servers:

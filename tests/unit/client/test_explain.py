@@ -10,6 +10,7 @@ import pytest
 from shoal.api.training_job import MANAGED_BY
 from shoal.client.explain import Seen, explain
 from shoal.client.story import moments
+from shoal.words import no_scheduler
 from tests.unit.policy.build import NOW, job, pod_manifest, stamp
 
 
@@ -403,9 +404,15 @@ def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
     ]
 
 
-def starting(role: str, phase: str, *, ready: bool = False) -> dict[str, Any]:
+def starting(role: str, phase: str, *, ready: bool = False, node: str | None = "n") -> dict[str, Any]:
+    metadata = {
+        "name": f"digits-{role}-0-0",
+        "labels": {"shoal.dev/role": role},
+        "creationTimestamp": stamp(NOW),
+    }
     return {
-        "metadata": {"name": f"digits-{role}-0-0", "labels": {"shoal.dev/role": role}},
+        "metadata": metadata,
+        "spec": {"nodeName": node, "schedulerName": "bin-packer"},
         "status": {"phase": phase, "containerStatuses": [{"name": role, "ready": ready, "state": {}}]},
     }
 
@@ -432,6 +439,21 @@ def test_a_job_that_starts_says_what_it_waits_for(pods: list[dict[str, Any]], wh
     assert not found.help
     [found] = explain(Seen(job(status), pods, now=NOW + timedelta(minutes=4)))
     assert "that is 4m00s now: shoal logs digits --slot 0" in found.help
+
+
+def test_a_pod_that_no_scheduler_looks_at_is_not_said_to_pull_its_image() -> None:
+    status = {"observedGeneration": 1, "phase": "Pending", "startTime": stamp(NOW)}
+    pods = [starting(role, "Pending", node=None) for role in ("ps", "worker")]
+    [soon] = explain(Seen(job(status), pods, now=NOW + timedelta(seconds=20)))
+    assert soon.why == "digits-ps-0-0, digits-worker-0-0: it waits for a scheduler to give it a node"
+    [found] = explain(Seen(job(status), pods, now=NOW + timedelta(seconds=61)))
+    assert found.why == f"digits-ps-0-0, digits-worker-0-0: {no_scheduler('bin-packer')}"
+    assert "schedulerName" in found.help
+    words = f"pod digits-ps-0-0: {no_scheduler('bin-packer')}"  # as the operator says it
+    told = status | {"conditions": [condition("Degraded", "Unschedulable", words)]}
+    [found] = explain(Seen(job(told), pods[:1], now=NOW + timedelta(seconds=61)))
+    assert found.why == f"Degraded, Unschedulable: {words}"
+    assert "schedulerName" in found.help
 
 
 def test_code_that_never_ends_is_told_as_what_a_worker_does() -> None:

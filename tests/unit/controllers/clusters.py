@@ -51,6 +51,7 @@ class Cluster:
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
         self.version = 1
+        self.now: Callable[[], datetime] = lambda: NOW
         self.requests: list[tuple[str, str]] = []
         self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
         self.loses_answer: Callable[[str, str], bool] = lambda _method, _path: False
@@ -65,7 +66,7 @@ class Cluster:
         self.version += 1
         meta = {
             "uid": f"uid-{self.version}",
-            "creationTimestamp": "2026-01-01T12:00:00Z",
+            "creationTimestamp": f"{self.now():%Y-%m-%dT%H:%M:%SZ}",
             "generation": 1,
             **body["metadata"],
             "resourceVersion": str(self.version),
@@ -215,6 +216,7 @@ class Rig:
         self.rests: list[float] = []
         self.tasks = Tasks()
         self.wall = NOW
+        self.cluster.now = lambda: self.wall
         self.metrics = JobMetrics(Metrics())
         self.on_wake: Wake = lambda _key, _priority: None
         self.state = ClusterState(Wakes(jobs=self._wake), wall=lambda: self.wall)

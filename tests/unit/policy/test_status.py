@@ -70,6 +70,22 @@ def test_unschedulable_pod_degrades_the_job_after_a_minute() -> None:
     assert "0/4 nodes are available" in degraded.message
 
 
+def test_a_pod_that_no_scheduler_looks_at_degrades_the_job_after_a_minute() -> None:
+    """The template names one that does not run, as a gang's may: the pod has no condition at all."""
+    manifest = build.pod_manifest(phase="Pending", node=None, state={})
+    manifest["spec"]["schedulerName"] = "scheduler-plugins-scheduler"
+    pod = Pod.model_validate(manifest)
+    first = plan(build.observe(build.job(), pod))
+    assert first.status.condition("Degraded") is None
+    assert first.wake_after == pytest.approx(60)
+    degraded = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60))).status.condition(
+        "Degraded"
+    )
+    assert degraded is not None
+    assert degraded.reason == "Unschedulable"
+    assert "no scheduler has looked at it: is there one named scheduler-plugins-scheduler" in degraded.message
+
+
 def test_missing_volume_claim_is_named_in_the_hint() -> None:
     message = 'persistentvolumeclaim "runs" not found'
     unschedulable = [{"type": "PodScheduled", "status": "False", "message": message}]

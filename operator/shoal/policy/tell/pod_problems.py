@@ -16,6 +16,7 @@ from shoal.policy.decide.admission import missing_pod_group
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
 from shoal.policy.tell.not_starting import VOLUMES_ARE_LATE, not_starting
+from shoal.words import no_scheduler
 from shoal_trainer.contract import CONTROL_PORT
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
@@ -102,8 +103,12 @@ def _deletion_problem(pod: Pod, timers: Timers) -> Reason | None:
 def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
     scheduled = pod.condition("PodScheduled")
     created = pod.created
-    if scheduled is None or scheduled.status != "False" or created is None:
+    if created is None or pod.spec.node_name or (scheduled is not None and scheduled.status != "False"):
         return None
+    if scheduled is None:
+        if facts.timers.pending(created + UNSCHEDULABLE_PATIENCE):
+            return None
+        return Reason("Unschedulable", f"pod {pod.metadata.name}: {no_scheduler(pod.spec.scheduler_name)}")
     if pod.queued:
         return Reason("Queued", "pods wait for the queue to admit them")
     where = f"pod {pod.metadata.name}: {short(scheduled.message, 300)}"
