@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,17 +15,19 @@ from dev.kube import Kube
 from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
 from tests.control_plane.pools import POOLS, report
 from tests.control_plane.terminal import Terminal
-from tests.unit.docs.pages import alike, block
+from tests.unit.docs.pages import Block, alike, block
+
+RUNS = (
+    block("docs/loop.md", "kubectl get speedprofiles"),
+    block("docs/loop.md", "kubectl describe etj digits"),
+    block("docs/planning.md", "kubectl get etj NAME"),
+)
+COUNTED = (block("docs/pools.md", "kubectl get cpool"),)
 
 
-async def pages_show_it(terminal: Terminal, job: Job) -> None:
-    """The pool, the profile and the plan, as `kubectl` and `shoal explain` print them."""
-    for each in (
-        block("docs/pools.md", "kubectl get cpool"),
-        block("docs/loop.md", "kubectl get speedprofiles"),
-        block("docs/loop.md", "kubectl describe etj digits"),
-        block("docs/planning.md", "kubectl get etj NAME"),
-    ):
+async def pages_show_it(terminal: Terminal, job: Job, blocks: Iterable[Block]) -> None:
+    """The profile and the plan, or the pools, as `kubectl` and `shoal explain` print them."""
+    for each in blocks:
         for line, shown in each.commands:
             printed = await terminal.run(line.replace("NAME", job.name))
             named = printed.replace("od-default", "on-demand").replace("spot-default", "spot")
@@ -106,7 +109,7 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             await eventually(pool_told)
         except AssertionError:
             raise AssertionError(f"{told}: {await job.status()}") from None
-        await pages_show_it(terminal, job)
+        await pages_show_it(terminal, job, RUNS)
 
         # The spot nodes alone are early enough now, and what is left takes longer than a drained node is paid for.
         coordinator.reports[uid] = report(uid, 6, 6e6)
@@ -121,6 +124,13 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             return float((await job.status()).get("cost", {}).get("accumulated", 0)) > 0
 
         await eventually(charged)
+
+        async def measured() -> bool:
+            found = [(await kube.get(f"{POOLS}/{name}"))["status"] for name in names]
+            return all("perHour" in status["interruptions"] for status in found)
+
+        await eventually(measured, what="the job's time in both pools is counted")
+        await pages_show_it(terminal, job, COUNTED)
 
     await what_the_operator_wrote_is_removed(terminal, kube, names[0])
 
