@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import count
 
 from shoal_trainer.coordinator.course import Course
+from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.protocol import Assignment
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.ranges import Portion
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.ps.contents import Worker
 
 IDLE_SECONDS = 0.2
 ASKS_PER_SECOND = 1000
-"""The limit for all idle workers together; with many workers, each asks less often."""
+"""The limit for all workers together: of many, each asks less often, and is leased what it trains in that time."""
+PUSHES_HELD = 2
+"""A worker that holds more than its part gets no more if it is busy until it asks again: for two pushes, of which it
+sends one while it computes the other, and the pause."""
 
 
 class Assigning:
-    """Assigns the work of `record`, where `course` lets it, under tokens that begin with `term`."""
+    """Assigns the work of `record`, where `course` lets it, to `members`, under tokens that begin with `term`."""
 
-    def __init__(self, record: Record, course: Course, term: int, clock: Callable[[], float]) -> None:
-        self._record, self._course, self._term, self._clock = record, course, term, clock
+    def __init__(
+        self, record: Record, course: Course, members: Members, term: int, clock: Callable[[], float]
+    ) -> None:
+        self._record, self._course, self._members = record, course, members
+        self._term, self._clock = term, clock
         self._numbers = count(1)
 
-    def next(self, worker: Worker) -> Assignment | None:
+    @property
+    def pause(self) -> float:
+        """Seconds after which a worker without work asks again."""
+        return max(IDLE_SECONDS, self._members.live / ASKS_PER_SECOND)
+
+    def next(self, member: Member) -> Assignment | None:
         """The worker's next task or range; None if there is none for it now."""
         if self._course.waits_for_pushes():
             return None
-        if not self._course.evaluation_waits() and (task := self._task(worker)) is not None:
+        if not self._course.evaluation_waits() and (task := self._task(member.worker)) is not None:
             return task
-        if (lease := self._lease(worker)) is not None:
+        if (lease := self._lease(member)) is not None:
             return Assignment(kind="data", lease=lease)
         return None
+
+    def busy(self, worker: Worker) -> bool:
+        """Whether this worker has samples to train."""
+        return self._record.ledger is not None and self._record.ledger.held(worker) > 0
 
     def holds(self, worker: Worker, assignment: Assignment) -> bool:
         """Whether this worker still holds what it was assigned."""
@@ -66,7 +84,7 @@ class Assigning:
             learning_rate=tasks.learning_rate,
         )
 
-    def _lease(self, worker: Worker) -> LeaseMessage | None:
+    def _lease(self, member: Member) -> LeaseMessage | None:
         record, ledger = self._record, self._record.ledger
         assert ledger is not None
         assert record.data is not None
@@ -78,17 +96,20 @@ class Assigning:
             return None
         if record.data.callbacks:
             half_of = record.tasks.first_unjudged(ledger.completed, self._trains_first) + 1
-        limit = None
-        if record.stop_after.steps:
-            leased_steps = -(-ledger.outstanding() // record.batch_size)
-            remaining = record.stop_after.steps - record.counters.steps - leased_steps
-            if remaining <= 0:
-                return None
-            limit = remaining * record.batch_size
-        lease = ledger.grant(worker, self._term, limit, half_of)
+        stop_after = record.stop_after.steps
+        steps = stop_after - record.counters.steps if stop_after else None
+        lease = ledger.grant(member.worker, self._term, self._portion(member), steps, half_of)
         return None if lease is None else record.data.lease_message(lease)
+
+    def _portion(self, member: Member) -> Portion:
+        rate, pushes = self._members.rate_of(member), member.push_seconds
+        return Portion(
+            batch=member.batch_size or self._record.batch_size,
+            share=self._members.share(member),
+            least=rate * self.pause,
+            enough=math.inf if pushes is None else rate * (self.pause + PUSHES_HELD * pushes),
+        )
 
     def _trains_first(self, worker: Worker) -> bool:
         """Whether this worker has steps to do before its task; files are also downloaded ahead, for after it."""
-        leases = self._record.ledger.leases.values() if self._record.ledger else ()
-        return any(lease.segment.file < 0 and lease.worker == worker for lease in leases)
+        return self._record.data is not None and self._record.data.size is not None and self.busy(worker)

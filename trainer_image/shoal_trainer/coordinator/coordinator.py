@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
-from shoal_trainer.coordinator.assigning import ASKS_PER_SECOND, IDLE_SECONDS, Assigning
+from shoal_trainer.coordinator.assigning import Assigning
 from shoal_trainer.coordinator.beginning import Beginning
 from shoal_trainer.coordinator.course import Course
 from shoal_trainer.coordinator.departures import Departures
@@ -79,7 +79,7 @@ class Coordinator:
         self._term = shard.boot
         """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
         self.course = Course(self.record, self.members, shard, self._term, clock)
-        self._assigning = Assigning(self.record, self.course, self._term, clock)
+        self._assigning = Assigning(self.record, self.course, self.members, self._term, clock)
         self._file_list = FileList(clock)
         self.departures = Departures(self.record, self.course.last_pushes, shard.workers, clock)
         self.beginning = Beginning(self.record, self.course, shard)
@@ -107,7 +107,7 @@ class Coordinator:
             member.joins(request)
             self.facts.tensors = max(self.facts.tensors, request.tensors)
             self.departures.succeeded(self.members.older(request.worker), request.worker)
-            if self.record.set_data(request.data):
+            if self.record.set_data(request.data, request.batch_size):
                 self.beginning.replay()
             assert self.record.ledger is not None
             self.beginning.survived(request.known_samples)
@@ -133,7 +133,9 @@ class Coordinator:
             if request.number > member.request_number:
                 current = request.generation == self.shard.history.generation
                 assigns = current and self.course.grants and not member.left
-                member.assignment = self._assign(request.worker) if assigns else None
+                member.assignment = self._assign(member) if assigns else None
+                idle = member.assignment is None and not self._assigning.busy(request.worker)
+                member.idle_since = min(member.idle_since, self.clock()) if idle else math.inf
                 member.request_number = request.number
             elif request.number < member.request_number:
                 return self._idle()  # nobody might ever read its answer
@@ -154,7 +156,7 @@ class Coordinator:
             member.message = request.message
             self.stuck.heard(member, request.reading_seconds, request.outage_seconds, now)
             passed = member.passed_beside(request.task_seconds, request.wait_seconds)
-            self.course.passed_beside(member.rate, *passed)
+            self.course.passed_beside(self.members.rate_of(member), *passed)
             if request.flops_per_sample is not None:
                 self.facts.counted(request.flops_per_sample)
             count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)
@@ -294,6 +296,7 @@ class Coordinator:
             self.shard.workers.set_live(
                 sum(self.shard.workers.connected(m.slot) for m in self.members.active()) or 1
             )
+            self.members.measure()
             self._advance()
             self._measure()
 
@@ -357,20 +360,21 @@ class Coordinator:
             self.course.advance()
 
     def _idle(self) -> Assignment:
-        return Assignment(kind="idle", seconds=max(IDLE_SECONDS, self.shard.workers.live / ASKS_PER_SECOND))
+        return Assignment(kind="idle", seconds=self._assigning.pause)
 
-    def _assign(self, worker: Worker) -> Assignment | None:
+    def _assign(self, member: Member) -> Assignment | None:
         """Assign the next task, else the next range; fence workers that hold up this one, as it is idle."""
-        assignment = self._assigning.next(worker)
+        assignment = self._assigning.next(member)
+        if assignment is None and self._assigning.busy(member.worker):
+            return None
         if assignment is None and (silent := self._holders(self.members.silent())):
-            for member in silent:
-                self.departures.fence(member, SILENT)
-            assignment = self._assigning.next(worker)
-        idle = self.members.get(worker)
-        if assignment is None and not idle.outage_seconds:  # else it could not train what others hold
-            self.stuck.reaches(idle, self.clock())
+            for each in silent:
+                self.departures.fence(each, SILENT)
+            assignment = self._assigning.next(member)
+        if assignment is None and not member.outage_seconds:  # else it could not train what others hold
+            self.stuck.reaches(member, self.clock())
             if self._take_back(idle=True):
-                assignment = self._assigning.next(worker)
+                assignment = self._assigning.next(member)
         return assignment
 
     def _take_back(self, *, idle: bool) -> bool:

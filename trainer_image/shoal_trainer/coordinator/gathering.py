@@ -94,7 +94,7 @@ def reclaimed(ledger: Ledger, term: int, request: Join) -> tuple[Renamed, ...]:
             lease = ledger.leases.get(old.token)
         else:
             segment = Segment(old.epoch, old.number, old.start, old.stop)
-            lease = ledger.reclaim(request.worker, term, segment)
+            lease = ledger.reclaim(request.worker, term, segment, request.batch_size)
         if lease is not None:
             renamed.append(Renamed(old=old.token, new=lease.token))
     return tuple(renamed)

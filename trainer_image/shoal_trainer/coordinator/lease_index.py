@@ -37,11 +37,12 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """A segment that a worker holds."""
+    """A segment that a worker holds, which trains it in steps of `batch` samples."""
 
     token: Token
     worker: Worker
     segment: Segment
+    batch: int = 1
 
 
 class Leases(Mapping[Token, Lease]):

@@ -1,7 +1,8 @@
 """The data ledger: which positions of each epoch are done, leased or free. Pure; saved in every snapshot.
 
-A lease starts as a **range** (ranges.py); when it is released, the rest of it is free again. An epoch opens as soon as
-the previous one has nothing free, so no worker waits at its end. A lease of a file of unknown length has no stop.
+A lease is a **range** or a piece of one (ranges.py); when it is released, the rest of it is free again. A worker goes
+on with the range of its last piece; others get a piece of that when nothing else is free. An epoch opens as soon as the
+previous one has nothing free, so no worker waits at its end. A lease of a file of unknown length has no stop.
 
 A position is **done** when it is applied to the parameters, under whichever lease. So pushes under a reassigned lease
 are counted correctly, and a journal can be replayed on an older ledger.
@@ -10,46 +11,30 @@ are counted correctly, and a journal can be replayed on an older ledger.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from shoal_trainer.coordinator.epoch_state import EpochState
 from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, Token
-from shoal_trainer.coordinator.ranges import Ranges, stretched
+from shoal_trainer.coordinator.ranges import ALONE, FILE_PIECES, Portion, Ranges
 from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.positions import Positions
 
 MAX_AHEAD = 4096
 """Pushes for epochs more than this many beyond the open ones are ignored as invalid."""
 
-AHEAD_BATCHES = 2048
-"""Small epochs may be leased this many batches ahead, so that other workers have work until the lease of a lost worker
-is released."""
 AHEAD_EPOCHS = 64
-
-
-@dataclass
-class EpochState:
-    """The free segments of an epoch in visiting order, and the done positions of each file.
-
-    `free` may contain positions that are done or leased: `grant` skips them, so that replaying a push needs no search.
-    None: the whole epoch, not listed yet. A push may name an epoch far ahead, and the list of each takes a while.
-    """
-
-    free: deque[Segment] | None = None
-    done: dict[int, Positions] = field(default_factory=dict)
-
-    def done_in(self, file: int) -> Positions:
-        """The done positions of a file (-1: data without files)."""
-        return self.done.setdefault(file, Positions())
+"""Epochs that nothing judges may be leased so far ahead: others have work until the lease of a lost worker is released,
+however small the epochs and many the workers."""
 
 
 class Ledger:
     """Epochs over `size` samples or `files` files. `epochs` None: no limit.
 
-    `in_step`: at most one epoch ahead, because the end of each epoch is evaluated. Otherwise as many small epochs ahead
-    as make `AHEAD_BATCHES`. `block`: as of `Source`.
+    `in_step`: at most one epoch ahead, because the end of each epoch is evaluated. So it is with files: an open epoch
+    knows what is done of each. `block`: as of `Source`.
     """
 
     def __init__(
@@ -63,43 +48,54 @@ class Ledger:
         in_step: bool = True,
         block: int = 0,
     ) -> None:
+        self._batch_size = batch_size
         self.ranges = Ranges.of(size=size, files=files, batch_size=batch_size, seed=seed, block=block)
         self.epochs = epochs
-        self.ahead = 1
-        batches_per_epoch = 0 if size is None else size // batch_size
-        if batches_per_epoch and not in_step:
-            self.ahead = max(1, min(AHEAD_EPOCHS, AHEAD_BATCHES // batches_per_epoch))
+        self.ahead = 1 if in_step or size is None else AHEAD_EPOCHS
         self.lengths: dict[int, int] = {}
+        self._known = 0
+        """The sum of the lengths."""
         self.open_epochs: dict[int, EpochState] = {}
         self.leases = Leases()
-        self._stretches: dict[int, Segment] = {}
-        """By slot: what its worker was granted in a row."""
+        self._held: Counter[Worker] = Counter()
         self.completed = 0
         """Epochs 0 … completed-1 are complete; the next one is the current one."""
         self.done_samples = 0
         self.opened = 0
         self._counter = 0
-        self._outstanding = 0
 
     # --- leases ---------------------------------------------------------------------------------------------------
 
     def grant(
-        self, worker: Worker, term: int, limit: int | None = None, half_of: int | None = None
+        self,
+        worker: Worker,
+        term: int,
+        portion: Portion = ALONE,
+        steps: int | None = None,
+        half_of: int | None = None,
     ) -> Lease | None:
-        """Lease the next free segment, at most `limit` samples of it; None if nothing is free.
+        """Lease a portion of the next free segment; None if nothing is free, or if the worker holds enough for now.
 
-        `half_of`: no more than half of the ranges of this epoch are leased now, and none of a later one.
+        `steps`: so many are left of all. `half_of`: no more than half of this epoch is leased now, and nothing of a
+        later one.
         """
-        found = self._next_free(half_of, self._stretches.get(worker[0]))
-        if found is None:
+        left, leased = self._left(half_of), sum(state.leased.total() for state in self.open_epochs.values())
+        if steps is not None:
+            limit = portion.batch * (steps - self.leased_steps())
+            left = limit if left is None else min(left, limit)
+            if limit <= 0:
+                return None
+        samples = math.inf
+        if left is not None:
+            samples = portion.of(left, leased, self.held(worker), self._piece)
+        if samples == 0 or (segment := self._next_free(worker[0], half_of)) is None:
             return None
-        segment = found
-        if limit is not None and segment.stop is not None and segment.stop - segment.start > limit:
-            cut = segment.start + max(1, limit)
-            self._free(segment.epoch).appendleft(segment._replace(start=cut))
-            segment = segment._replace(stop=cut)
-        self._stretches[worker[0]] = stretched(self._stretches.get(worker[0]), segment)
-        return self._lease(worker, term, segment)
+        if left is not None and segment.stop is not None:
+            cut = segment.start + portion.cut(samples, left, segment.stop - segment.start)
+            if cut < segment.stop:
+                self.open_epochs[segment.epoch].rests[worker[0]] = segment._replace(start=cut)
+                segment = segment._replace(stop=cut)
+        return self._lease(worker, term, segment, portion.batch)
 
     def apply(self, segment: Segment) -> list[Segment]:
         """Record that these positions were applied; returns those that had been applied before."""
@@ -111,16 +107,16 @@ class Ledger:
         state = self.open_epochs.get(segment.epoch)
         if state is None:
             return [segment]
-        fresh = state.done_in(segment.file).add(segment.start, stop)
+        fresh = state.apply(segment)
         self.done_samples += sum(end - begin for begin, end in fresh)
         repeated: list[Segment] = []
         if fresh != [(segment.start, stop)]:
             gaps = Positions(fresh).gaps(segment.start, stop)
             repeated = [segment._replace(start=a, stop=b) for a, b in gaps]
         for lease in self.leases.overlapping(segment):
-            leased = lease.segment
-            if leased.stop is not None:
-                self._outstanding -= sum(max(0, min(b, leased.stop) - max(a, leased.start)) for a, b in fresh)
+            begin, end = lease.segment.start, self._end(lease.segment)
+            if end is not None:
+                self._count(lease, -sum(max(0, min(b, end) - max(a, begin)) for a, b in fresh))
             if not self.rest(lease):
                 self.leases.remove(lease.token)
         self._complete()
@@ -131,10 +127,15 @@ class Ledger:
         lease = self.leases.get(token)
         if lease is None:
             return
-        self.lengths[lease.segment.file] = length
-        self._outstanding -= self._samples(lease)
+        file, found = lease.segment.file, self.leases.overlapping
+        held = [each for epoch in self.open_epochs for each in found(Segment(epoch, file, 0, None))]
+        for each in held:
+            self._count(each, -self._samples(each))
+        self._known += length - self.lengths.get(file, 0)
+        self.lengths[file] = length
+        for each in held:
+            self._count(each, self._samples(each))
         lease = replace(lease, segment=lease.segment._replace(stop=length))
-        self._outstanding += self._samples(lease)
         self.leases.add(lease)
         if not self.rest(lease):
             self.leases.remove(token)
@@ -151,7 +152,7 @@ class Ledger:
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
             self._release(lease)
 
-    def reclaim(self, worker: Worker, term: int, segment: Segment) -> Lease | None:
+    def reclaim(self, worker: Worker, term: int, segment: Segment, batch: int) -> Lease | None:
         """Lease a segment again to the worker that held it before a restart; None if it is done or reassigned.
 
         Overlapping leases of other terms are released. Idempotent.
@@ -173,7 +174,7 @@ class Ledger:
             if first.segment.start <= segment.start:
                 return first if first.worker == worker else None
             segment = segment._replace(stop=first.segment.start)
-        return self._lease(worker, term, segment)
+        return self._lease(worker, term, segment, batch)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -185,27 +186,32 @@ class Ledger:
     @property
     def begun(self) -> bool:
         """Whether samples of epochs that are not complete are done."""
-        return any(done.total for state in self.open_epochs.values() for done in state.done.values())
+        return any(state.samples for state in self.open_epochs.values())
 
     def total(self) -> int | None:
         """Samples per epoch; None until every file has been read to its end."""
         if self.ranges.size is not None:
             return self.ranges.size
-        return sum(self.lengths.values()) if len(self.lengths) == self.ranges.files else None
+        return self._known if len(self.lengths) == self.ranges.files else None
 
     def counts(self) -> tuple[int, int]:
         """(done, leased) samples of the current epoch."""
         if self.finished:
             return self.total() or 0, 0
         current = self.open_epochs.get(self.completed)
-        done = 0 if current is None else sum(positions.total for positions in current.done.values())
-        return done, sum(
-            self._samples(lease) for lease in self.leases.values() if lease.segment.epoch == self.completed
-        )
+        return (0, 0) if current is None else (current.samples, current.leased.total())
 
-    def outstanding(self) -> int:
-        """Leased samples in all epochs, except of files of unknown length."""
-        return self._outstanding
+    def held(self, worker: Worker) -> int:
+        """The samples that this worker holds and that are not done, except of files of unknown length."""
+        return self._held[worker]
+
+    def leased_steps(self) -> int:
+        """The steps that are leased in all epochs and not done, except of files of unknown length."""
+        return sum(
+            -(-samples // batch)
+            for state in self.open_epochs.values()
+            for batch, samples in state.leased.items()
+        )
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class Ledger:
                 epoch,
                 list(state.done),
                 *Positions.share(state.done.values()),
-                None if state.free is None else list(state.free),
+                state.all_free(),
             )
             for epoch, state in self.open_epochs.items()
         ]
@@ -265,17 +271,17 @@ class Ledger:
         self.ranges.seed = str(saved["seed"])
         self.ranges.length = int(saved["rangeSize"])
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
-        self.open_epochs = {
-            int(epoch): EpochState(
-                None if free is None else deque(Segment(*segment) for segment in free),
-                {int(file): Positions(intervals) for file, intervals in done},
-            )
-            for epoch, done, free in saved["passes"]
-        }
-        self.leases = Leases()
+        self._known = sum(self.lengths.values())
+        self.open_epochs = {}
+        for epoch, done, free in saved["passes"]:
+            state = self.open_epochs[int(epoch)] = EpochState()
+            state.free = None if free is None else deque(Segment(*segment) for segment in free)
+            state.done = {int(file): Positions(intervals) for file, intervals in done}
+            state.samples = sum(positions.total for positions in state.done.values())
+        self.leases, self._held = Leases(), Counter()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
-            self.leases.add(Lease((term, counter), (slot, incarnation), Segment(epoch, file, start, stop)))
-        self._outstanding = sum(map(self._samples, self.leases.values()))
+            segment = Segment(epoch, file, start, stop)
+            self._hold(Lease((term, counter), (slot, incarnation), segment, self._batch_size))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
@@ -283,29 +289,55 @@ class Ledger:
 
     # --- internals ------------------------------------------------------------------------------------------------
 
-    def _free(self, epoch: int) -> deque[Segment]:
-        """The free segments of an open epoch, listed at the first call."""
+    def _listed(self, epoch: int) -> EpochState:
+        """An open epoch with its free segments, which are listed at the first call."""
         state = self.open_epochs[epoch]
         if state.free is None:
             state.free = deque(self.ranges.visiting(epoch, self.lengths))
-        return state.free
+        return state
 
-    def _next_free(self, half_of: int | None, stretch: Segment | None) -> Segment | None:
+    def _last(self, half_of: int | None) -> int:
+        """The last epoch of which something may be leased now."""
+        last = self.completed + self.ahead if half_of is None else half_of
+        return last if self.epochs is None else min(last, self.epochs - 1)
+
+    def _next_free(self, slot: int, half_of: int | None) -> Segment | None:
         while self.total() != 0:  # else each epoch is over when it opens
-            for epoch in sorted(self.open_epochs):
-                free = self._free(epoch)
-                kept = self.ranges.per_epoch // 2 if epoch == half_of else 0
-                while len(free) > kept:
-                    pieces = self._open(self.ranges.next_of(free, stretch))
-                    if pieces:
-                        free.extendleft(reversed(pieces[1:]))
+            for epoch in sorted(epoch for epoch in self.open_epochs if epoch <= self._last(half_of)):
+                state = self._listed(epoch)
+                while epoch != half_of or self._half_free(state):
+                    if (segment := state.take(slot)) is None:
+                        break
+                    if pieces := self._open(segment):
+                        state.give_back(pieces[1:])
                         return pieces[0]
             self._complete()
-            last = self.completed + self.ahead if half_of is None else half_of
-            if self.opened > last or (self.epochs is not None and self.opened >= self.epochs):
+            if self.opened > self._last(half_of):
                 return None
             self._open_next()
         return None
+
+    def _half_free(self, state: EpochState) -> bool:
+        """Whether more than half of an epoch is free: of its samples, or of its files until all lengths are known."""
+        if (total := self.total()) is None:
+            return len(state.free or ()) + len(state.rests) > self.ranges.files // 2
+        return total - state.taken > total // 2
+
+    def _left(self, half_of: int | None) -> int | None:
+        """The free samples that may be leased now; None until all lengths are known."""
+        if (total := self.total()) is None:
+            return None
+        last = self._last(half_of)
+        free = {
+            epoch: max(0, total - state.taken) for epoch, state in self.open_epochs.items() if epoch <= last
+        }
+        kept = min(total // 2, free.get(last, total)) if half_of == last else 0
+        return sum(free.values()) + max(0, last + 1 - self.opened) * total - kept
+
+    @property
+    def _piece(self) -> float:
+        """Of a file, the least that is leased of it."""
+        return (self.total() or 0) / self.ranges.files / FILE_PIECES if self.ranges.files else 0
 
     def _open(self, segment: Segment) -> list[Segment]:
         """The parts of a segment of `free` that are neither done nor leased."""
@@ -313,7 +345,8 @@ class Ledger:
         leased = Positions()
         for lease in self.leases.overlapping(segment):
             leased.add(lease.segment.start, lease.segment.end)
-        stop = self.lengths.get(segment.file, END) if segment.stop is None else segment.stop
+        end = self._end(segment)
+        stop = END if end is None else end
         open_now = [
             piece for gap in done.gaps(segment.start, max(segment.start, stop)) for piece in leased.gaps(*gap)
         ]
@@ -324,23 +357,37 @@ class Ledger:
         self.opened += 1
         self.open_epochs[epoch] = EpochState()
 
-    def _lease(self, worker: Worker, term: int, segment: Segment) -> Lease:
+    def _lease(self, worker: Worker, term: int, segment: Segment, batch: int) -> Lease:
         self._counter += 1
-        lease = Lease((term, self._counter), worker, segment)
-        self.leases.add(lease)
-        self._outstanding += self._samples(lease)
+        lease = Lease((term, self._counter), worker, segment, batch)
+        self._hold(lease)
         return lease
+
+    def _hold(self, lease: Lease) -> None:
+        self.leases.add(lease)
+        self._count(lease, self._samples(lease))
 
     def _release(self, lease: Lease) -> None:
         self.leases.remove(lease.token)
-        self._outstanding -= self._samples(lease)
-        self._free(lease.segment.epoch).extendleft(reversed(self.rest(lease)))
+        self._count(lease, -self._samples(lease))
+        self._listed(lease.segment.epoch).give_back(self.rest(lease))
+
+    def _count(self, lease: Lease, samples: int) -> None:
+        """So many samples more of a lease are not done."""
+        self.open_epochs[lease.segment.epoch].leased[lease.batch] += samples
+        self._held[lease.worker] += samples
+        if not self._held[lease.worker]:
+            del self._held[lease.worker]
+
+    def _end(self, segment: Segment) -> int | None:
+        """The stop of a segment, or the end of its file; None if that is unknown."""
+        return self.lengths.get(segment.file) if segment.stop is None else segment.stop
 
     def _samples(self, lease: Lease) -> int:
         """Samples of a lease that are not done; 0 if its end is unknown."""
-        if lease.segment.stop is None:
+        if (end := self._end(lease.segment)) is None:
             return 0
-        return sum(piece.end - piece.start for piece in self.rest(lease))
+        return sum(max(0, min(piece.end, end) - piece.start) for piece in self.rest(lease))
 
     def _exists(self, segment: Segment) -> bool:
         """Whether the data have these positions, which come from the network."""
@@ -354,10 +401,10 @@ class Ledger:
         while self.completed in self.open_epochs:
             if self.leases.in_epoch(self.completed):
                 return
-            free = self._free(self.completed)
-            while free and not self._open(free[0]):
-                free.popleft()
-            if free:
-                return
+            state = self._listed(self.completed)
+            while (segment := state.take(-1)) is not None:
+                if pieces := self._open(segment):
+                    state.give_back(pieces)
+                    return
             del self.open_epochs[self.completed]
             self.completed += 1

@@ -26,6 +26,9 @@ LOST_SECONDS = 60.0
 KEPT = 512
 """Members to keep of those that left; beyond that, those that left longest ago are removed."""
 WEIGHT = 0.1
+UNKNOWN_PACE = 0.25
+"""Of a worker that has not pushed, to the mean."""
+IDLE_TOLD_SECONDS = 30.0
 PUSHES_SECONDS = 2.0
 """A worker that has not pushed for so long, and for 3 of its steps, has nothing to do or is stuck."""
 
@@ -61,6 +64,8 @@ class Member:
     """For how long it has read nothing of its lease, as it said last."""
     stuck_seconds: float = 0.0
     """For how long it has trained nothing of its lease; see `stuck`."""
+    idle_since: float = math.inf
+    """When it was first told that there is no work for it, since it had some."""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
     join_number: int = 0
@@ -180,6 +185,10 @@ class Members:
     known: dict[Worker, Member] = field(default_factory=dict)
     last_contact: float = -math.inf
     """Of any worker."""
+    live: int = 0
+    """The active members, as of the last `measure`, and those that are new since then."""
+    rate: float = 0.0
+    """Samples a second of a member while it trains, the mean as of the last `measure`; 0 before the first push."""
     _newest: dict[int, int] = field(default_factory=dict)
     _silent: list[Member] = field(default_factory=list)
     """The result of the last `notice_silence`; some may have made contact since."""
@@ -198,6 +207,7 @@ class Members:
         if worker not in self.known:
             slot, incarnation = worker
             self.known[worker] = Member(slot, incarnation)
+            self.live += 1
             self._newest[slot] = max(incarnation, self.newest(slot))
             left = [m for m in self.known.values() if not m.present]
             for member in sorted(left, key=lambda m: m.last_seen)[: max(0, len(left) - KEPT)]:
@@ -219,6 +229,21 @@ class Members:
         """The active members."""
         return [member for member in self.known.values() if member.state is WorkerState.ACTIVE]
 
+    def measure(self) -> None:
+        """Count the active members, and see how fast they are."""
+        active = self.active()
+        rates = [member.rate for member in active if member.rate > 0]
+        self.live, self.rate = len(active), sum(rates) / len(rates) if rates else 0.0
+
+    def rate_of(self, member: Member) -> float:
+        """Samples a second of this member while it trains: if it has not pushed, the mean; 0 if nobody has."""
+        return member.rate or self.rate
+
+    def share(self, member: Member) -> float:
+        """Its part of what all active members train in the same time; less before its first push, as it may be slow."""
+        pace = member.rate / self.rate if member.rate and self.rate else UNKNOWN_PACE
+        return min(1.0, pace / max(1, self.live))
+
     def silent(self) -> list[Member]:
         """The silent members, as of the last `notice_silence`."""
         return [member for member in self._silent if member.state is WorkerState.SILENT]
@@ -226,6 +251,12 @@ class Members:
     def present(self) -> list[Member]:
         """The active and silent members."""
         return [m for m in self.known.values() if m.present]
+
+    def without_work(self, now: float) -> str:
+        """How many have had no work for `IDLE_TOLD_SECONDS`, in words; "" if none has."""
+        active = self.active()
+        idle = sum(now - member.idle_since >= IDLE_TOLD_SECONDS for member in active)
+        return f"{idle} of {len(active)} workers have nothing to train" if idle else ""
 
     def input_wait(self) -> float | None:
         """The share of the active workers' time spent waiting for input; None before the first push."""

@@ -101,12 +101,12 @@ class Record:
             self._resume(saved)
         self.counters.wasted_steps = wasted
 
-    def blank_ledger(self, data: DataSpec) -> Ledger:
-        """The ledger of this job before training."""
+    def blank_ledger(self, data: DataSpec, batch_size: int = 0) -> Ledger:
+        """The ledger of this job before training, for a worker with this `batch_size`."""
         return Ledger(
             size=data.size,
             files=len(data.files),
-            batch_size=self.batch_size,
+            batch_size=max(self.batch_size, batch_size),
             seed=str(data.seed),
             epochs=self.stop_after.epochs,
             in_step=data.callbacks or self.stop_after.metric is not None,
@@ -119,10 +119,11 @@ class Record:
             return bool(data.left_out)
         return self.data.size is None and self.data.digest != data.digest and not self._warned_files
 
-    def set_data(self, data: DataSpec) -> bool:
+    def set_data(self, data: DataSpec, batch_size: int = 0) -> bool:
         """Set the job's data at the first join, then True; compare later ones. The first list of files stays the job's.
 
-        `UserError` if they are empty, or others than the job's.
+        `batch_size`: the worker's; ranges are whole batches of it if it is larger than the job's. `UserError` if the
+        data are empty, or others than the job's.
         """
         if self.data is None:
             if data.size is None and not data.files:
@@ -130,7 +131,7 @@ class Record:
                     "The training data are empty: give Indexed a size, or Files a pattern that matches."
                 )
             self.data = data
-            self.ledger = self.blank_ledger(data)
+            self.ledger = self.blank_ledger(data, batch_size)
             if self._saved is not None:
                 self._resume(self._saved)
             return True
@@ -147,8 +148,7 @@ class Record:
         if options != {name: getattr(self.data, name) for name in options}:
             self.data = self.data.model_copy(update=options)
             assert self.ledger is not None
-            fresh = self.blank_ledger(self.data)
-            self.ledger.ahead, self.ledger.ranges.stretch = fresh.ahead, fresh.ranges.stretch
+            self.ledger.ahead = self.blank_ledger(self.data).ahead
         return False
 
     def _check_order(self, data: DataSpec) -> None:

@@ -68,7 +68,9 @@ def status(coordinator: Coordinator) -> StatusReport:
             speed=coordinator.speeds.report(),
             beside=coordinator.course.beside,
             speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
-            message=record.stopping or coordinator.stuck.message(now),
+            message=record.stopping
+            or coordinator.stuck.message(now)
+            or (coordinator.members.without_work(now) if coordinator.course.trains else ""),
         )
 
 

@@ -97,7 +97,7 @@ class Visits:
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        for segment in self._ranges.alone(epoch):
+        for segment in self._ranges.visiting(epoch, {}):
             file = self._files[segment.file] if self._files else None
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 

@@ -65,6 +65,17 @@ def test_a_worker_that_never_pushed_costs_no_samples() -> None:
     assert report.status(bench.coordinator).beside == BesideSums()
 
 
+def test_waits_of_a_worker_that_never_pushed_count_at_the_mean_rate() -> None:
+    bench = Bench(stop=StopAfter(epochs=3))
+    for slot in (0, 1):
+        bench.join(slot)
+    timed(bench, 0)
+    bench.coordinator.tick()
+    for seconds in (0.0, 5.0):
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0, wait_seconds=seconds))
+    assert report.status(bench.coordinator).beside.waits == 20.0
+
+
 def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> None:
     bench = Bench(stop=StopAfter(epochs=3), validation=True)
     bench.join(0)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.lease_index import Lease, Segment
 from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.coordinator.ranges import MAX_RANGES, STRETCH_BLOCKS
+from shoal_trainer.coordinator.ranges import MAX_RANGES, RANGE_BLOCKS, Portion
 
 
 def ledger(
@@ -32,10 +32,10 @@ class AnyWorkers(RuleBasedStateMachine):
         self.trained: Counter[tuple[int, int]] = Counter()
         self.frozen: list[tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = []
 
-    @rule(slot=st.integers(0, 3))
-    def ask(self, slot: int) -> None:
+    @rule(slot=st.integers(0, 3), batch=st.integers(1, 9), share=st.floats(0.01, 1))
+    def ask(self, slot: int, batch: int, share: float) -> None:
         held = {token: self.positions(lease) for token, lease in self.ledger.leases.items()}
-        lease = self.ledger.grant((slot, 0), 1)
+        lease = self.ledger.grant((slot, 0), 1, Portion(batch, share))
         if lease is not None:
             new = self.positions(lease)
             assert new
@@ -74,9 +74,9 @@ class AnyWorkers(RuleBasedStateMachine):
     )
     def reclaim(self, slot: int, epoch: int, start: int, length: int) -> None:
         segment = Segment(epoch, -1, start, min(100, start + length))
-        lease = self.ledger.reclaim((slot, 0), 2, segment)
+        lease = self.ledger.reclaim((slot, 0), 2, segment, 3)
         assert lease is None or (lease.worker[0], lease.token[0]) == (slot, 2)
-        assert self.ledger.reclaim((slot, 0), 2, segment) == lease
+        assert self.ledger.reclaim((slot, 0), 2, segment, 3) == lease
 
     @precondition(lambda self: self.ledger.leases)
     @rule(slot=st.integers(0, 3))
@@ -118,14 +118,29 @@ class AnyWorkers(RuleBasedStateMachine):
             assert done.isdisjoint(leased)
             # Free segments may include positions that are done or leased: `grant` skips them.
             # None: not listed yet, so all of the epoch.
-            listed = self.ledger.ranges.visiting(epoch, {}) if state.free is None else state.free
-            free = {p for s in listed for p in range(s.start, s.stop or 0)}
+            listed = self.ledger.ranges.visiting(epoch, {}) if state.free is None else state.all_free()
+            free = {p for s in listed or () for p in range(s.start, s.stop or 0)}
             assert free | set(leased) | done == set(range(100))
 
     @invariant()
-    def outstanding_is_what_is_leased(self) -> None:
-        held = [rest for lease in self.ledger.leases.values() for rest in self.ledger.rest(lease)]
-        assert self.ledger.outstanding() == sum((rest.stop or 0) - rest.start for rest in held)
+    def what_is_leased_is_counted(self) -> None:
+        by_worker: Counter[tuple[int, int]] = Counter()
+        by_batch: Counter[int] = Counter()
+        for lease in self.ledger.leases.values():
+            samples = sum((rest.stop or 0) - rest.start for rest in self.ledger.rest(lease))
+            by_worker[lease.worker] += samples
+            by_batch[lease.batch] += samples
+        assert {(slot, 0): self.ledger.held((slot, 0)) for slot in range(4)} == {
+            (slot, 0): by_worker[slot, 0] for slot in range(4)
+        }
+        assert sum((state.leased for state in self.ledger.open_epochs.values()), Counter()) == +by_batch
+        current = sum(
+            (rest.stop or 0) - rest.start
+            for lease in self.ledger.leases.values()
+            if lease.segment.epoch == self.ledger.completed
+            for rest in self.ledger.rest(lease)
+        )
+        assert self.ledger.counts()[1] == current
 
     def teardown(self) -> None:
         self.ledger.release(lambda _: True)
@@ -139,14 +154,14 @@ TestAnyWorkers = AnyWorkers.TestCase
 TestAnyWorkers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-class AnyWorkersThatGoOn(AnyWorkers):
+class AnyWorkersOfBlocks(AnyWorkers):
     """Of data that are read in blocks."""
 
     block = 12
 
 
-TestAnyWorkersThatGoOn = AnyWorkersThatGoOn.TestCase
-TestAnyWorkersThatGoOn.settings = TestAnyWorkers.settings
+TestAnyWorkersOfBlocks = AnyWorkersOfBlocks.TestCase
+TestAnyWorkersOfBlocks.settings = TestAnyWorkers.settings
 
 
 def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
@@ -165,53 +180,86 @@ def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
     assert first[:32] != first[32:]
 
 
-def stretches(one: Ledger, workers: int) -> list[int]:
-    """The samples that each worker is granted in a row, in an epoch in which they ask in turn."""
+def test_worker_goes_on_with_the_range_that_it_has_begun() -> None:
+    """Who reads a part of a block reads all of it."""
+    one = Ledger(size=4 * 2048, files=0, batch_size=32, seed="s", epochs=1, block=1024)
+    assert one.ranges.length == RANGE_BLOCKS * 1024
     ends: dict[int, int | None] = {}
-    lengths: dict[int, list[int]] = {slot: [] for slot in range(workers)}
-    slot = 0
-    while (lease := one.grant((slot, 0), 1)) is not None:
-        _, _, start, stop = lease.segment
-        assert stop is not None
-        if ends.get(slot) == start:
-            lengths[slot][-1] += stop - start
-        else:
-            lengths[slot].append(stop - start)
-        ends[slot], slot = stop, (slot + 1) % workers
-        one.apply(lease.segment)
-    assert one.finished
-    return [length for each in lengths.values() for length in each]
-
-
-@pytest.mark.parametrize(("size", "workers", "most"), [(4000, 1, 10), (4000, 2, 20), (40_000, 4, 40)])
-def test_worker_goes_on_behind_its_last_range(size: int, workers: int, most: int) -> None:
-    """Blocks of shuffled data are larger than the 32 to 63 ranges of data like these."""
-    one = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1, block=1024)
-    found = stretches(one, workers)
-    assert sum(found) == size
-    assert len(found) <= most
-    assert max(found) < STRETCH_BLOCKS * 1024 + one.ranges.length
-    apart = stretches(Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1), workers)
-    assert len(apart) > 1.3 * len(found)
-
-
-def test_worker_that_is_alone_is_granted_what_is_said() -> None:
-    one, other = (Ledger(size=3000, files=0, batch_size=32, seed="s", epochs=1, block=512) for _ in range(2))
-    assert len(stretches(one, 1)) > 2
-    granted = []
-    for segment in other.ranges.alone(0):
-        lease = other.grant((0, 0), 1)
+    begun = set()
+    for slot in [0, 1, 2, 3] * 3:
+        lease = one.grant((slot, 0), 1, Portion(32, 0.1))
         assert lease is not None
-        granted.append(lease.segment == segment)
-    assert all(granted)
-    assert other.grant((0, 0), 1) is None
+        start = lease.segment.start
+        assert ends.get(slot, start) == start
+        begun.add(start // one.ranges.length)
+        ends[slot] = lease.segment.stop
+    assert begun == {0, 1, 2, 3}
+    other = one.grant((4, 0), 1, Portion(32, 0.1))
+    assert other is not None
+    assert other.segment.start in ends.values()  # nothing else is free
 
 
-def test_worker_that_goes_on_leaves_half_of_an_epoch_that_is_to_be_judged() -> None:
-    one = Ledger(size=100, files=0, batch_size=1, seed="s", epochs=1, block=100)
-    granted = [one.grant((0, 0), 1, half_of=0) for _ in range(40)]
-    samples = sum((lease.segment.stop or 0) - lease.segment.start for lease in granted if lease)
-    assert 45 <= samples <= 55
+def test_worker_that_is_alone_is_granted_whole_ranges_as_they_are_visited() -> None:
+    one = Ledger(size=3000, files=0, batch_size=32, seed="s", epochs=1, block=512)
+    granted = [one.grant((0, 0), 1, Portion(32)) for _ in range(3)]
+    assert [lease.segment for lease in granted if lease] == one.ranges.visiting(0, {})
+    assert one.grant((0, 0), 1) is None
+
+
+@pytest.mark.parametrize("block", [0, 100])
+def test_half_of_an_epoch_that_is_to_be_judged_is_left(block: int) -> None:
+    one = Ledger(size=100, files=0, batch_size=1, seed="s", epochs=1, block=block)
+    granted = [one.grant((slot, 0), 1, Portion(share=0.1), half_of=0) for slot in range(40)]
+    assert sum((lease.segment.stop or 0) - lease.segment.start for lease in granted if lease) == 50
+
+
+def test_who_is_late_finds_as_much_as_the_others_have() -> None:
+    """Ten equal workers hold half of what is left; and each, as it goes on, no more than its part of that."""
+    one = Ledger(size=1000, files=0, batch_size=10, seed="s", epochs=1, block=500)
+    for slot in range(10):
+        lease = one.grant((slot, 0), 1, Portion(10, 0.1))
+        assert lease is not None
+        assert (lease.segment.stop or 0) - lease.segment.start == 50
+    assert one.counts() == (0, 500)
+
+
+def test_worker_that_holds_enough_is_granted_more_only_of_its_part() -> None:
+    one = Ledger(size=1000, files=0, batch_size=10, seed="s", epochs=1)
+    mine = Portion(10, 0.5, enough=20)
+    granted = []
+    while (lease := one.grant((0, 0), 1, mine)) is not None:
+        granted.append(lease)
+    assert 1000 / 3 - 10 < one.held((0, 0)) <= 1000 / 3
+    for lease in granted[:-1]:
+        one.apply(lease.segment)
+    assert one.grant((0, 0), 1, mine) is not None
+
+
+def test_file_is_cut_to_few_pieces_and_only_when_its_length_is_known() -> None:
+    one = ledger(size=None, files=2, epochs=2)
+    for _ in range(2):
+        lease = one.grant((0, 0), 1, Portion(4, 0.01))
+        assert lease is not None
+        assert lease.segment[2:] == (0, None)
+        one.apply(lease.segment._replace(stop=400))
+        one.file_ended(lease.token, 400)
+    pieces = []
+    while (lease := one.grant((len(pieces), 0), 1, Portion(4, 0.01))) is not None:
+        pieces.append(lease.segment)
+    assert {(stop or 0) - start for _, _, start, stop in pieces} == {100}
+    assert len(set(pieces)) == 8
+
+
+def test_steps_are_counted_in_the_batches_of_those_who_hold_them() -> None:
+    one = Ledger(size=10_000, files=0, batch_size=32, seed="s", epochs=None)
+    small, large = one.grant((0, 0), 1, Portion(32), steps=7), None
+    assert small is not None
+    assert (small.segment.stop or 0) - small.segment.start == 7 * 32
+    assert one.grant((1, 0), 1, Portion(64), steps=7) is None
+    large = one.grant((1, 0), 1, Portion(64), steps=10)
+    assert large is not None
+    assert (large.segment.stop or 0) - large.segment.start == 3 * 64
+    assert one.leased_steps() == 10
 
 
 def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
@@ -220,9 +268,9 @@ def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
     assert [lease.segment.epoch if lease else None for lease in leases] == [0, 0, 1, 1, None]
 
 
-@pytest.mark.parametrize(("size", "ahead"), [(8, 64), (4 * 2048, 1), (10**9, 1), (None, 1)])
-def test_small_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
-    # A vanished worker's lease is free after seconds, in which others can train many small epochs.
+@pytest.mark.parametrize(("size", "ahead"), [(8, 64), (10**9, 64), (None, 1)])
+def test_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
+    # A vanished worker's lease is free after seconds, in which many workers can train many epochs.
     one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
     held = one.grant((0, 0), 1)
     assert held is not None
@@ -234,15 +282,6 @@ def test_small_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahe
         one.apply(held.segment)
         assert one.completed == 1 + ahead
     assert one.ahead == ahead
-
-
-def test_limit_splits_a_lease() -> None:
-    one = ledger(size=64, batch=16, epochs=1)
-    cut = one.grant((0, 0), 1, limit=5)
-    assert cut is not None
-    rest = one.grant((0, 0), 1)
-    assert rest is not None
-    assert (cut.segment.start, cut.segment.stop) == (rest.segment.start - 5, rest.segment.start)
 
 
 def test_file_lengths_are_learned_in_the_first_epoch() -> None:
@@ -337,7 +376,7 @@ def test_ranges_per_epoch_are_bounded(size: int) -> None:
 def test_positions_outside_the_data_are_ignored(segment: Segment) -> None:
     one = ledger(size=8, batch=4, epochs=3)
     assert one.apply(segment) == []
-    assert one.reclaim((0, 0), 1, segment) is None
+    assert one.reclaim((0, 0), 1, segment, 4) is None
     assert one.done_samples == one.opened == 0
 
 
@@ -368,3 +407,22 @@ def test_data_without_a_sample_end_no_epoch(epochs):
         ledger.file_ended(ledger.grant((0, 0), 1).token, 0)
     assert ledger.grant((0, 0), 1) is None
     assert ledger.completed <= 1
+
+
+def test_request_that_gets_nothing_looks_at_no_file() -> None:
+    """At the end of 100,000 files, hundreds of idle workers ask again and again, under the shard's lock."""
+
+    class Lengths(dict[int, int]):
+        def values(self) -> Any:
+            raise AssertionError("all lengths were read")
+
+        __iter__ = values
+
+    one = ledger(size=None, files=3, epochs=1)
+    for _ in range(3):
+        lease = one.grant((0, 0), 1)
+        assert lease is not None
+        one.file_ended(lease.token, 64)
+    one.lengths = Lengths(one.lengths)
+    assert one.grant((1, 0), 1) is None
+    assert one.total() == 192

@@ -60,7 +60,7 @@ def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, IDLE_SECONDS), (200, IDLE_SECONDS), (1000, 1.0)])
 def test_idle_pause_grows_with_the_number_of_workers(coordinator, workers, seconds):
-    coordinator.shard.workers.set_live(workers)
+    coordinator.members.live = workers
     generation_to_come = 1
     assert next_work(coordinator, 0, 0, generation_to_come).seconds == pytest.approx(seconds)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.coordinator.ranges import Portion
 from shoal_trainer.data.adapt import as_source
 from shoal_trainer.data.batch import batches
 from shoal_trainer.data.rows import count, rebatched
@@ -118,7 +119,7 @@ def test_small_data_are_read_about_once_in_an_epoch(workers, times):
     size, block = sources[0].describe().size, sources[0].block
     ledger = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1, block=block)
     read.clear()
-    while (lease := ledger.grant((turn, 0), 1)) is not None:
+    while (lease := ledger.grant((turn, 0), 1, Portion(32, 1 / workers))) is not None:
         _, _, start, stop = lease.segment
         for batch in sources[turn].read(Part(start, stop, 0), 32):
             trained += np.asarray(batch.x)[: batch.samples, 0].tolist()
@@ -141,7 +142,7 @@ def times_read(size, workers, seed, epochs=3):
     kept, asks = [LastBlock() for _ in range(workers)], [(draw.random(), slot) for slot in range(workers)]
     while True:
         now, slot = heapq.heappop(asks)
-        if (lease := ledger.grant((slot, 0), 1)) is None:
+        if (lease := ledger.grant((slot, 0), 1, Portion(32, 1 / workers))) is None:
             return read / size / epochs
         epoch, _, start, stop = lease.segment
         for _ in shuffled(counted, start, stop, Blocks(1024, (0, epoch)), "x", size, last=kept[slot]):
