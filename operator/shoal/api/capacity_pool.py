@@ -178,7 +178,7 @@ class CapacityPool(Resource):
 
     @property
     def is_ending(self) -> bool:
-        """Whether it is being deleted: what runs in it stays, and nothing more begins."""
+        """Whether it is being deleted: what runs in it stays, no worker begins, and no server that has another pool."""
         return self.metadata.deletion_timestamp is not None
 
     @property

@@ -1,8 +1,8 @@
 """A work queue as in client-go, with priorities, on asyncio.
 
 A key is never processed twice concurrently. Additions of a waiting key coalesce; an addition of a key in process queues
-it again afterwards. Failures back off with jitter; disruptions precede resyncs, but no key waits for ever: those that
-have waited go first in the end. Each key has at most one timer: a newer delay replaces the earlier one.
+it again afterwards. Failures back off with jitter; disruptions precede resyncs, but no key waits for ever: now and then
+it is the turn of the one that waited for longest. Each key has at most one timer: a newer delay replaces the earlier.
 
 A key whose processing is long may `rest` afterwards: what changes meanwhile is answered together, and the events of one
 large object do not keep the loop from those of the others. Urgent changes wait for a small part of it only, in which a
@@ -15,8 +15,6 @@ is processed before.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Hashable
 from enum import IntEnum
@@ -48,11 +46,9 @@ class Priority(IntEnum):
     ROUTINE = 3  # a timer, a relist, telemetry
 
 
-LEAD_SECONDS = {Priority.URGENT: 60.0, Priority.NORMAL: 2.0, Priority.CALM: 1.0, Priority.ROUTINE: 0.0}
-"""A key goes before one of lower priority that has waited for longer, if not by more than the difference of these.
-
-Whatever changes all the time, others have their turn; and what is urgent goes before all jobs of a leader that begins.
-"""
+TURN_OF_THE_OLDEST = 4
+"""Of so many keys, one is that which has waited for longest, whatever its priority: what changes all the time does not
+keep it, and what is urgent waits for it only, also behind all the jobs of a leader that begins."""
 
 
 class WorkQueue(Generic[K]):
@@ -61,8 +57,11 @@ class WorkQueue(Generic[K]):
     def __init__(self, on_taken: Callable[[float], None] = lambda _seconds: None) -> None:
         self._on_taken = on_taken
         self._since: dict[K, float] = {}
+        """When each was queued that waits, the oldest first; also of keys in process that are queued again."""
         self._waited: dict[K, float] = {}
-        self._heap: list[tuple[float, int, Priority, K]] = []
+        self._taken = 0
+        self._lanes: dict[Priority, dict[K, None]] = {priority: {} for priority in Priority}
+        """The waiting keys of each priority, in order."""
         self._waiting: dict[K, Priority] = {}
         self._busy: set[K] = set()
         self._again: dict[K, Priority] = {}
@@ -72,7 +71,6 @@ class WorkQueue(Generic[K]):
         self._deep: set[K] = set()
         """Keys in the part of their rest for which urgent changes wait, too."""
         self._after_rest: dict[K, Priority] = {}
-        self._order = itertools.count()
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
@@ -118,12 +116,16 @@ class WorkQueue(Generic[K]):
 
     def _queue(self, key: K, priority: Priority) -> None:
         known = self._again if key in self._busy else self._waiting
-        if key in known and known[key] <= priority:
+        before = known.get(key)
+        if before is not None and before <= priority:
             return
         known[key] = priority
         self._since.setdefault(key, loop_time())
         if known is self._waiting:
-            self._push(key, priority)
+            if before is not None:
+                del self._lanes[before][key]
+            self._lanes[priority][key] = None
+            self._filled.set()
 
     def waited(self, key: K) -> float:
         """How long the key that is being processed had waited."""
@@ -177,22 +179,18 @@ class WorkQueue(Generic[K]):
         self.add_after(key, delay)
 
     async def _take(self) -> K:
-        while True:
-            while self._heap:
-                _, _, priority, key = heapq.heappop(self._heap)
-                if self._waiting.get(key) == priority:  # else it was taken with a higher priority
-                    del self._waiting[key]
-                    self._busy.add(key)
-                    self._waited[key] = loop_time() - self._since.pop(key)
-                    self._on_taken(self._waited[key])
-                    return key
+        while not self._waiting:
             self._filled.clear()
             await self._filled.wait()
-
-    def _push(self, key: K, priority: Priority) -> None:
-        rank = self._since[key] - LEAD_SECONDS[priority]
-        heapq.heappush(self._heap, (rank, next(self._order), priority, key))
-        self._filled.set()
+        self._taken += 1
+        oldest = self._taken % TURN_OF_THE_OLDEST == 0
+        lane = self._since if oldest else next(filter(None, self._lanes.values()))
+        key = next(key for key in lane if key in self._waiting)
+        del self._lanes[self._waiting.pop(key)][key]
+        self._busy.add(key)
+        self._waited[key] = loop_time() - self._since.pop(key)
+        self._on_taken(self._waited[key])
+        return key
 
     def _timer(self, key: K, priority: Priority) -> None:
         del self._timers[key]

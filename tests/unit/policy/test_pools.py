@@ -109,7 +109,8 @@ def test_in_a_pool_that_is_being_deleted_nothing_more_begins_and_what_runs_stays
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
     degraded = world.condition("Degraded")
     assert degraded["reason"] == "PoolNotReady"
-    assert "a is being deleted: nothing more begins there; change workers.pools" in degraded["message"]
+    assert "a is being deleted: no worker begins there" in degraded["message"]
+    assert "change workers.pools" in degraded["message"]
     (lost,) = (name for name, pod in world.pods.items() if pod["spec"].get("nodeName", "").startswith("a"))
     world.pods.pop(lost)
     world.settle()

@@ -105,6 +105,10 @@ def test_no_server_begins_in_a_pool_that_is_being_deleted_while_there_is_another
     world.settle()
     assert of_server(world) == {"digits-ps-0-0": "od-b"}
     assert "od-a is being deleted" in problem(world)[1]
+    world = server_world("od-a", known=(ending,))
+    world.settle()
+    assert of_server(world) == {"digits-ps-0-0": "od-a"}, "training goes on as long as it can"
+    assert "no parameter server that has another pool" in problem(world)[1]
 
 
 def test_no_server_lives_in_a_pool_that_selects_no_nodes() -> None:

@@ -24,9 +24,11 @@ def older_overlap(
     for other in sorted(others, key=_age):
         if other.metadata.uid == pool.metadata.uid or _age(other) > _age(pool):
             continue
-        words = _words(other)
-        if other.metadata.name in sharing or _includes(pool, other) or (words == told and not nodes):
-            return words
+        if other.metadata.name in sharing or _includes(pool, other) or (_called(other) in told and not nodes):
+            return (
+                f"nodes of this pool are also selected by {_called(other)}, which is older: give each node one pool; "
+                "what runs here stays, and no plan adds to it"
+            )
     return ""
 
 
@@ -36,13 +38,9 @@ def _told(pool: CapacityPool) -> str:
     return next((c.message for c in ready if c.observed_generation == pool.metadata.generation), "")
 
 
-def _words(older: CapacityPool) -> str:
-    """They name its selector: with another one they are others, and what was told does not hold."""
-    name, labels = older.metadata.name, in_words(older.spec.node_selector)
-    return (
-        f"nodes of this pool are also selected by CapacityPool {name} ({labels}), which is older: give each node one "
-        "pool; what runs here stays, and no plan adds to it"
-    )
+def _called(older: CapacityPool) -> str:
+    """With its selector: of another one, what was told does not hold."""
+    return f"CapacityPool {older.metadata.name} ({in_words(older.spec.node_selector)})"
 
 
 def _age(pool: CapacityPool) -> tuple[str, str]:

@@ -142,7 +142,8 @@ def _there(facts: Facts, names: Sequence[str], field: str) -> tuple[dict[str, Ca
         known = {name: pool for name, pool in known.items() if name not in everywhere}
     if ending := [name for name, pool in known.items() if pool.is_ending]:
         words = (
-            f"CapacityPool {', '.join(ending)} is being deleted: nothing more begins there; change {field}"
+            f"CapacityPool {', '.join(ending)} is being deleted: no worker begins there, and no parameter server that "
+            f"has another pool; change {field}"
         )
         problem = with_words(problem, Reason("PoolNotReady", words))
     return known, problem

@@ -87,7 +87,7 @@ def job_problem(
         if pool is None:
             continue
         if pool.ending:
-            notes.append(f"{name} is being deleted: nothing more begins there.")
+            notes.append(f"{name} is being deleted: no worker begins there.")
         why = unusable(pool, job) or _too_small(pool, job, model)
         if why is not None:
             notes.append(why)

@@ -26,7 +26,7 @@ class FleetPool:
     In `watched_seconds` jobs would have noticed that there are no more nodes, in `out_seconds` of them there were none,
     and `outs` times it ran out. `lost_in_shocks` of the interruptions came several at once, of `there_in_shocks` nodes.
     `exhausted`: there are no nodes now, for `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet.
-    `ending`: it is being deleted, and nothing more begins there.
+    `ending`: it is being deleted, and no worker begins there.
     `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """

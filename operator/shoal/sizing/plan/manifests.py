@@ -116,9 +116,20 @@ def _load(path: Path) -> list[Any]:
 
 def _parse(model: type[M], document: dict[str, Any], path: Path) -> M:
     try:
-        text = json.dumps(document, default=str)  # a time that YAML reads is a text again, as to kubectl
+        text = json.dumps(_as_json(document), default=str)  # a time that YAML reads is a text again
         return model.model_validate_json(text, strict=True, context=AS_WRITTEN)
+    except RecursionError:
+        raise UsageError(f"{path}, {model.__name__}: a part of it contains itself") from None
     except ValidationError as error:
         metadata = document.get("metadata")
         name = f" {metadata.get('name', '?')}" if isinstance(metadata, dict) else ""
         raise UsageError(f"{path}, {model.__name__}{name}: {mistakes(error, model)[0]}") from error
+
+
+def _as_json(value: Any) -> Any:
+    """What YAML read, as kubectl sends it: keys are text, and whole numbers have no fraction."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

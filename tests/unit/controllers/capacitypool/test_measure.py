@@ -651,6 +651,8 @@ def test_what_a_pool_was_told_ends_with_a_selector_that_is_corrected() -> None:
     told = older_overlap(young, [young, old, other], {"b"}, [node(pool="a", tier="gpu")])
     still = named("a", YOUNG, {"tier": "gpu"}, told=told)
     assert older_overlap(still, [still, old, other], set(), []) == told
+    in_other_words = named("a", YOUNG, {"tier": "gpu"}, told=f"as was said: {told[28:]}")
+    assert older_overlap(in_other_words, [in_other_words, old, other], set(), []) == told
     corrected = named("a", YOUNG, {"tier": "own"}, told=told, generation=2)
     assert not older_overlap(corrected, [corrected, old, other], set(), [])
     assert not older_overlap(still, [still, named("b", OLD, {"pool": "b"}), other], set(), [])

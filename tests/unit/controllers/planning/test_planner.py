@@ -615,7 +615,7 @@ async def test_nothing_more_is_bought_of_a_pool_that_is_being_deleted() -> None:
         assert found.feasible
         assert found.pools.get("spot", 0) == there
         assert found.pools["on-demand"] >= 4 - there
-        assert "spot is being deleted: nothing more begins there" in found.reason
+        assert "spot is being deleted: no worker begins there" in found.reason
 
 
 def test_a_worker_has_the_cores_that_its_template_allows() -> None:

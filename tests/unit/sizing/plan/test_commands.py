@@ -167,6 +167,7 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
             "spec.suspend: input should be a valid boolean, not 'yes'",
         ),
         ("pools.yaml", "startupSeconds: 160", "interruptionsPerHour: 1.0e+300", "less than or equal to 1000"),
+        ("job.yaml", "spec:", "annotations: &a {a: *a}\nspec:", "contains itself"),
     ],
 )
 def test_invalid_file_raises_error_with_advice(
@@ -181,13 +182,18 @@ def test_invalid_file_raises_error_with_advice(
 def test_numbers_in_quotes_and_times_without_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
     job, pools = tmp_path / "job.yaml", tmp_path / "pools.yaml"
     text = (EXAMPLES / "job.yaml").read_text()
-    began = text.replace("{name: resnet32-cifar10}", "{name: a, creationTimestamp: 2026-01-01T00:00:00Z}")
-    job.write_text(began.replace("deadlineSeconds: 2400", "maxCost: '5e0'"))
+    began = text.replace(
+        "{name: resnet32-cifar10}",
+        "{name: a, creationTimestamp: 2026-01-01T00:00:00Z, annotations: {2026-01-01: x}}",
+    )
+    begun = began.replace("stopAfter: {epochs: 400}", "stopAfter: {epochs: 4.0e+2}")
+    job.write_text(begun.replace("deadlineSeconds: 2400", "maxCost: '5e0'"))
     text = (EXAMPLES / "pools.yaml").read_text()
     pools.write_text(text.replace("perHour: 0.23", "perHour: '.23'"))
     read = read_job(job)
     assert read.metadata.creation_timestamp == "2026-01-01 00:00:00+00:00"
     assert read.spec.elasticity.objective.max_cost == 5.0
+    assert read.spec.training.stop_after.epochs == 400
     [price] = {pool.spec.price.per_hour for pool in read_pools(pools)[:1] if pool.spec.price}
     assert price == 0.23
 
