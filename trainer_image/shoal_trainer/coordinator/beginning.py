@@ -27,8 +27,8 @@ class Beginning:
         """Whether it began with a snapshot of this run."""
         self._has_parameters = False
         self._anew_from: int | None = None
-        """If shard 0 follows a process of this run of which neither a snapshot nor a copy is left: the samples in its
-        parameters when it became ready."""
+        """If shard 0 follows a process of this run of which neither a snapshot nor a complete copy is left: the samples
+        that another run had trained."""
         if shard.follows:  # also without a snapshot: the workers' copies may contain trained parameters
             course.gathering.begin()
 
@@ -67,7 +67,7 @@ class Beginning:
         """The shard has its parameters, of this version, with the pushes `applied`."""
         self._has_parameters = True
         anew = self._course.gathering.begun and not self._resumed and version == 0
-        self._anew_from = self._shard.history.samples if anew else None
+        self._anew_from = self._shard.history.samples - self._shard.initial_samples if anew else None
         self._course.gathering.ready(slot for slot, _ in applied)
         if self._optimizer is not None:
             self._continues(self._optimizer)
@@ -91,7 +91,7 @@ class Beginning:
         """
         if self._anew_from is not None and known_samples > self._anew_from:
             self._record.counters.restarted_from_nothing += 1
-            self._record.counters.repeated += max(0, self._shard.initial_samples - self._anew_from)
+            self._record.counters.repeated += self._shard.initial_samples
             self._anew_from = None
 
     def replay(self) -> None:

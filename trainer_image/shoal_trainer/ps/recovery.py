@@ -48,6 +48,10 @@ class Initializer:
         """A worker is about to send them."""
         self._sends = self._sends or slot == self._slot
 
+    def prefers(self, slot: int, now: float) -> None:
+        """A worker is about to send its copy of trained ones: the others wait."""
+        self._slot, self._until, self._sends = slot, now + LONGEST_WAIT, True
+
     def disconnected(self, slot: int) -> None:
         """Elect the next one that asks, if it was this worker."""
         if slot == self._slot:
@@ -70,6 +74,10 @@ class Recovery:
     def __init__(self, seconds: float) -> None:
         self.has_parameters = False
         """Whether there are parameters, from a snapshot or a copy."""
+        self._own = False
+        """Whether their history in this run is known."""
+        self._taken: Age = (-1, -1)
+        """Of the copy whose parameters were taken without its history."""
         self._seconds = seconds
         self._begun: float | None = None
         self._deadline = math.inf
@@ -89,6 +97,7 @@ class Recovery:
         A snapshot from before the first push names no worker; all may have newer copies.
         """
         self.has_parameters = True
+        self._own = slots is not None
         self._other_run = slots is None
         self._anyone = slots is not None and not slots
         self._expected = set(slots or ()) or None
@@ -101,12 +110,22 @@ class Recovery:
 
         Some may have joined after the snapshot, and have pushed after the copy was made.
         """
-        self.has_parameters = True
+        self.has_parameters = self._own = True
         for slot in [slot for slot, other in self._put_off.items() if other <= age]:
             del self._put_off[slot]
             self._answered.add(slot)
         if not self._anyone:
             self._expected = (self._expected or set()).union(slots)
+
+    def takes_parameters(self, age: Age) -> bool:
+        """Whether to take the parameters of a copy of this age without its history, which has gaps.
+
+        They are better than none, than those of another run, and than older ones of this kind.
+        """
+        if self._own or age <= self._taken:
+            return False
+        self._taken, self.has_parameters = age, True
+        return True
 
     def begin(self, slot: int, now: float, *, has_copy: bool) -> None:
         """Start the wait when the first worker connects, and shorten it when the first one with a copy does."""

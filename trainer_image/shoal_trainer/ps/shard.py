@@ -84,7 +84,7 @@ class ShardStore:
         self.damping = Damping(EXPONENTS[staleness.policy])
         self.load = Load(clock)
         self.initial_samples = 0
-        """See `initialize`."""
+        """Those in the parameters whose pushes are not known: of a worker's copy with gaps in its history."""
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
@@ -151,7 +151,9 @@ class ShardStore:
             else:
                 self._recovery.answered(slot, now)
             self._settle()
-            if self._state is State.EMPTY and self.piece and not self._initializer.elects(slot, now):
+            if wants_copy:
+                self._initializer.prefers(slot, now)
+            elif self._state is State.EMPTY and self.piece and not self._initializer.elects(slot, now):
                 return self._welcome(slot, incarnation, False, waits=True)
             return self._welcome(slot, incarnation, wants_copy)
 
@@ -172,29 +174,39 @@ class ShardStore:
     def initialize(self, values: Payload, samples: int = 0) -> None:
         """Set the first parameters (fp32); ignored if the shard already has some.
 
-        `samples`: those in the copy of a worker that had trained before the shard lost everything else.
+        `samples`: those in them, of a worker that had trained before the shard lost everything and whose copy is torn.
         """
         with self.lock:
             model = self._check_size(values)
             self._settle()
             if self._state is State.EMPTY:
                 model.set(values)
-                self.initial_samples = samples
+                self._take_samples(samples)
                 self._become_ready()
 
     def offer(
         self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Payload, *, generation: int = 0
     ) -> ShardWelcome:
-        """Adopt a worker's copy of the parameters (fp32 or bf16) if it is newer than this recovering shard."""
+        """Adopt a worker's copy of the parameters (fp32 or bf16) if it is newer than this recovering shard.
+
+        If its journal does not reach back to what the shard has, as when its snapshots are lost, the shard takes the
+        parameters alone, unless it has better ones: their pushes are not known, but nor is their training lost.
+        """
         with self.lock:
             self.workers.check(slot, incarnation)
-            model = self._check_size(io)
-            if self.history.accepts(meta.journal) and self._is_newer(version, generation):
-                model.adopt(io)
-                self.history.adopt(version, generation, meta)
-                self._fence_replaced()
-                self._recovery.adopted((generation, version), (slot for slot, _ in self.history.applied))
-                if self._state is State.EMPTY:
+            model, age = self._check_size(io), (generation, version)
+            if self._is_newer(version, generation):
+                if self.history.accepts(meta.journal):
+                    model.adopt(io)
+                    self.history.adopt(version, generation, meta)
+                    self.initial_samples = 0
+                    self._fence_replaced()
+                    self._recovery.adopted(age, (slot for slot, _ in self.history.applied))
+                elif self._recovery.takes_parameters(age):
+                    model.adopt(io)
+                    self._take_samples(meta.samples)
+                    self.history.generation = generation
+                if self._state is State.EMPTY and self._recovery.has_parameters:
                     self._become_ready()
             self._recovery.answered(slot, self._clock())
             self._settle()
@@ -356,6 +368,11 @@ class ShardStore:
         """Fence replaced incarnations as the lost shard did."""
         for worker in self.history.workers():
             self.workers.fence(*worker)
+
+    def _take_samples(self, samples: int) -> None:
+        """The parameters have so many; the learning rate goes on from there."""
+        self.initial_samples += samples - self.history.samples
+        self.history.samples = samples
 
     def _use_model(self, model: ModelState) -> None:
         self.model = model

@@ -9,7 +9,7 @@ from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
-from shoal_trainer.wire.messages import AnswerMeta, OptimizerConfig
+from shoal_trainer.wire.messages import AnswerMeta, Journal, OptimizerConfig
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 from tests.unit.trainer.ps.shards import pull_from
 
@@ -379,6 +379,24 @@ def test_restart_from_nothing_is_counted_with_what_is_trained_again():
         new.join(slot, known_samples=known)
     status = report.status(new.coordinator)
     assert (status.restarted_from_nothing, status.data.repeated) == (1, 6)
+
+
+def test_restart_with_the_parameters_of_a_copy_alone_says_what_is_left_of_the_whole_training() -> None:
+    """The learning rate goes on, and so does the count of samples in the parameters; the data begin anew."""
+    new = Bench(boot=2, epoch=1)
+    new.shard.workers.connect(0, 0)
+    new.shard.hello(0, 0, MODEL, copy_version=900)
+    new.shard.offer(0, 0, 900, AnswerMeta(3600, journal=Journal(500)), aligned(4))
+    new.now += 60.0
+    new.join(0, known_samples=3600)
+    new.now += 60.0
+    for _ in range(3):
+        new.now += 10.0
+        new.finish(0, new.ask(0).lease)
+    status = report.status(new.coordinator)
+    assert (status.restarted_from_nothing, status.data.repeated) == (1, 3600)
+    assert status.samples > 3600
+    assert status.remaining_seconds == pytest.approx(status.samples_left / status.samples_per_second)
 
 
 def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,20 @@ import pytest
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import LONGEST_WAIT
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import (
-    AnswerMeta,
-    OptimizerConfig,
+from shoal_trainer.wire.messages import AnswerMeta, Journal, OptimizerConfig, Schedule
+from tests.unit.trainer.ps.shards import (
+    MODEL,
+    ONE,
+    Clock,
+    N,
+    copy_of,
+    crashed,
+    grad,
+    pull_from,
+    push_to,
+    read,
+    ready,
 )
-from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, crashed, grad, pull_from, push_to, read, ready
 
 
 def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
@@ -110,6 +120,98 @@ def test_restart_without_snapshot_or_copy_starts_empty() -> None:
     assert shard.state is State.EMPTY
     shard.initialize(grad(5.0))
     np.testing.assert_array_equal(read(shard), 5)
+
+
+def follows(clock: Clock, **arguments: Any) -> ShardStore:
+    """A shard that was lost with all of its snapshots."""
+    shard = ShardStore(0, 1, 1, clock=clock, **arguments)
+    for slot in range(3):
+        shard.workers.connect(slot, 0)
+    return shard
+
+
+def send(shard: ShardStore, slot: int, version: int, generation: int = 0) -> None:
+    """A worker sends its copy: what came before a snapshot of version 5, which is lost, its journal does not name."""
+    meta = AnswerMeta(version, 1, {(slot, 0): version}, Journal(5))
+    shard.offer(slot, 0, version, meta, grad(float(version)), generation=generation)
+
+
+def test_a_survivors_parameters_are_better_than_a_newcomers_although_their_history_has_gaps() -> None:
+    shard = follows(clock := Clock())
+    assert shard.hello(1, 0, MODEL).recovering  # it replaces a lost worker, and has nothing
+    assert shard.hello(0, 0, MODEL, copy_version=10, generation=1).wants_copy
+    send(shard, 0, 10, generation=1)
+    clock.now += 1.0  # another may have a copy without gaps
+    welcome = shard.hello(1, 0, MODEL)
+    assert (welcome.initialized, welcome.recovering, welcome.samples, welcome.generation) == (
+        True,
+        False,
+        10,
+        1,
+    )
+    shard.initialize(grad(-1.0))
+    np.testing.assert_array_equal(read(shard), 10.0)
+    assert (shard.history.version, shard.history.applied, shard.initial_samples) == (0, {}, 10)
+
+
+def test_of_copies_with_gaps_the_newest_is_taken_and_of_all_one_without() -> None:
+    gaps = follows(clock := Clock())
+    assert gaps.hello(0, 0, MODEL, copy_version=10).wants_copy
+    assert gaps.hello(1, 0, MODEL, copy_version=12).wants_copy
+    send(gaps, 1, 12)
+    send(gaps, 0, 10)
+    clock.now += 1.0
+    np.testing.assert_array_equal(read(gaps), 12.0)
+    assert gaps.history.samples == 12
+    complete = follows(Clock())
+    complete.hello(0, 0, MODEL, copy_version=10)
+    send(complete, 0, 10)
+    complete.hello(1, 0, MODEL, copy_version=4)
+    complete.offer(1, 0, 4, AnswerMeta(4, 1, {(1, 0): 4}), grad(4.0))
+    assert (complete.history.version, complete.history.samples, complete.initial_samples) == (4, 4, 0)
+
+
+def test_a_copy_with_gaps_is_better_than_another_runs_parameters_but_not_than_a_snapshot() -> None:
+    other, own = ready(), ready()
+    shard = follows(clock := Clock())
+    shard.restore(copy_of(other), weights_only=True)
+    shard.hello(0, 0, MODEL, copy_version=10)
+    send(shard, 0, 10)
+    clock.now += 1.0
+    np.testing.assert_array_equal(read(shard), 10.0)
+    push_to(own, 0, 0, 1, 0, ONE, grad())
+    restored = ShardStore(0, 1, 1, clock=clock)
+    restored.restore(copy_of(own))
+    restored.hello(0, 0, MODEL, copy_version=10)
+    send(restored, 0, 10)
+    assert (restored.state, restored.history.version) == (State.READY, 1)
+
+
+def test_a_copy_that_comes_late_is_taken_while_nobody_has_sent_first_parameters() -> None:
+    """Also of a large shard, whose first parameters another worker is to send: it waits for the copy."""
+    shard = follows(clock := Clock(), large=0, piece=4)
+    shard.hello(1, 0, MODEL)
+    clock.now += 10.0
+    welcome = shard.hello(1, 0, MODEL)
+    assert (welcome.initialized, welcome.recovering) == (False, False)  # it is to send them
+    assert shard.hello(2, 0, MODEL, copy_version=10).wants_copy
+    assert shard.hello(1, 0, MODEL).recovering
+    send(shard, 2, 10)
+    assert shard.state is State.READY
+    np.testing.assert_array_equal(read(shard), 10.0)
+
+
+def test_the_learning_rate_goes_on_where_the_parameters_do() -> None:
+    """One schedule for all shards, whichever of them has lost its snapshots."""
+    decay = Schedule(name="CosineDecay", config={"initial_learning_rate": 1.0, "decay_steps": 1000})
+    model = MODEL.model_copy(update={"optimizer": OptimizerConfig(learning_rate=decay, batch_size=1)})
+    shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
+    shard.hello(0, 0, model)
+    clock.now += 10.0
+    shard.initialize(grad(0.0), 950)
+    push_to(shard, 0, 0, 1, 0, ONE, step := grad())
+    np.testing.assert_allclose(step, -0.5 * (1 + np.cos(np.pi * 0.95)), rtol=1e-3)
+    assert shard.history.samples == 951
 
 
 def test_on_ready_reports_version_and_applied_pushes() -> None:
