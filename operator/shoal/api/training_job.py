@@ -84,7 +84,8 @@ class VolumeClaim(Strict):
 class Ephemeral(Strict):
     """No storage, for experiments.
 
-    When a parameter-server pod is lost, so are its snapshots; the trained model is lost with the job's pods.
+    When a parameter-server pod is lost, so are its snapshots; the trained model is lost with the job's pods. Several
+    parameter servers have none: each has a folder of its own, and the job is Degraded (SnapshotsFail).
     """
 
 
@@ -113,7 +114,8 @@ class Storage(Strict):
     volume_claim: VolumeClaim | None = None
     """A PersistentVolumeClaim, mounted by the parameter servers only."""
     ephemeral: Ephemeral | None = None
-    """No storage (`{}`): snapshots and the model are lost with the pods."""
+    """No storage (`{}`): snapshots and the model are lost with the pods. With several parameter servers there are no
+    snapshots."""
     run: str | None = Field(
         None, min_length=1, max_length=63, json_schema_extra=explained(_RUN, _RUN_WORDS), pattern=_RUN
     )

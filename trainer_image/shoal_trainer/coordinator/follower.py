@@ -68,7 +68,10 @@ class Follower:
         with self._with_memory():
             if request.again:  # one that begins only now would differ too much from those of the other shards
                 raise Unreachable(f"shard {self._shard.index} has not written its part")
-            self._written = {}  # PS 0 has removed what was written in an earlier attempt at this snapshot
+            # PS 0 has removed what was written in an earlier attempt at this snapshot, if it has the same storage.
+            written, self._written = self._written, {}
+            for (_, number), earlier in written.items():
+                self._store.discard(number, earlier)
             file = self._write_part(request)
             self._written, self.saved = {snapshot: file}, requested
             return file

@@ -64,6 +64,18 @@ class SnapshotStore:
         """A number above those of all published snapshots."""
         return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
 
+    def discard(self, number: int, part: ShardFile) -> None:
+        """Remove this part of an attempt at snapshot `number` if nothing was ever published here.
+
+        As where shard 0 has another storage: its `prune` removes nothing here, and each attempt fails.
+        """
+        if self.next_number() > 1:
+            return
+        try:
+            self._storage.size(self._name(number))  # the listing may be stale
+        except FileNotFoundError:
+            self._storage.remove(f"{FOLDER}/{part.file}")
+
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
         """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`.
 
@@ -112,14 +124,22 @@ class SnapshotStore:
         self._wrote_at = self._clock()
 
     def check(self, parts: Sequence[ShardFile]) -> None:
-        """`Unreachable` if the shard of one of these parts was replaced.
+        """`Unreachable` if the shard of one of these parts was replaced; `SnapshotError` if a part is not here.
 
-        Its successor did not start from this part, so the part does not match the current parameters.
+        Its successor did not start from this part, so the part does not match the current parameters. And where each
+        server has a storage of its own, nobody could load what is in several.
         """
         newest = claims.highest(self._storage.names(FOLDER))
         for part in parts:
             if part.epoch < newest.get(part.index, 0):
                 raise Unreachable(f"shard {part.index} was replaced while it wrote its part of the snapshot")
+            try:
+                self._check_file(part)
+            except SnapshotError:
+                raise SnapshotError(
+                    f"what shard {part.index} has written is not in the storage of shard 0: several parameter servers "
+                    "need one storage, a bucket or a volume claim (with storage.ephemeral each has its own)"
+                ) from None
 
     def publish(self, manifest: Manifest) -> Manifest:
         """Publish a snapshot; returns its manifest with the final number.
@@ -303,12 +323,15 @@ class SnapshotStore:
 
     def _check_files(self, manifest: Manifest) -> None:
         for part in manifest.shards:
-            try:
-                size = self._storage.size(f"{FOLDER}/{part.file}")
-            except FileNotFoundError:
-                raise SnapshotError(f"{part.file} does not exist") from None
-            if size != part.size:
-                raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
+            self._check_file(part)
+
+    def _check_file(self, part: ShardFile) -> None:
+        try:
+            size = self._storage.size(f"{FOLDER}/{part.file}")
+        except FileNotFoundError:
+            raise SnapshotError(f"{part.file} does not exist") from None
+        if size != part.size:
+            raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
     def _head(self, number: int) -> Head:
         if number not in self._heads:

@@ -13,7 +13,7 @@ from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.task_queue import Tasks
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps import journal
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
@@ -247,6 +247,35 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     with pytest.raises(Unreachable, match="shard 1 was replaced"):
         bench.snapshotter.take()
     assert latest(bench.store) is None
+
+
+def test_servers_without_a_common_storage_publish_nothing_that_nobody_could_load(tmp_path):
+    """`storage.ephemeral`: a folder for each pod. The workers' copies are all there is, so journals begin at 0."""
+    bench = Bench(tmp_path / "ps-0", shards=2)
+    other = ShardStore(1, 2, 0)
+    other.workers.connect(0, 0)
+    other.hello(0, 0, MODEL)
+    other.initialize(aligned(other.size))
+    own = LocalStorage(tmp_path / "ps-1")
+    follower = Follower(other, SnapshotStore(own)).handlers()["snapshot"]
+
+    class Other:
+        def snapshot(self, number, epoch, published, generation):
+            request = {"number": number, "epoch": epoch, "published": published, "generation": generation}
+            return follower(SnapshotShard.model_validate(request))
+
+    bench.others.append(Other())
+    bench.begin()
+    for _ in range(3):
+        bench.push()
+        with pytest.raises(
+            SnapshotError, match=r"shard 1 .* not in the storage of shard 0.*storage\.ephemeral"
+        ):
+            bench.snapshotter.take()
+    assert latest(bench.store) is None
+    assert bench.snapshotter.last is None
+    assert (bench.shard.history.journal.snapshot, other.history.journal.snapshot) == (0, 0)
+    assert len(list(own.root.rglob("shard-*"))) == 1, "what is in vain must not fill the disk"
 
 
 def test_push_is_applied_while_a_snapshot_is_written(bench):
