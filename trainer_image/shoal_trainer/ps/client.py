@@ -63,8 +63,8 @@ class PSClient:
     """All shards of a job, for the worker `identity`.
 
     Flat vectors have shape (`ModelSpec.size`,) and dtype fp32, or are coded in uint16 (`ps/coding`) and sent as they
-    are. Every call may raise `Unreachable` (call `hello` again), `Fenced` (stop), `UserError` (the model differs from
-    the job's) or `Unauthorized`.
+    are. Every call may raise `Unreachable` (call `hello` again), `Fenced` (stop) or `UserError` (the model differs from
+    the job's).
     """
 
     def __init__(

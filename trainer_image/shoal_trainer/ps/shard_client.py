@@ -101,9 +101,10 @@ class ShardClient:
         return self._connected().server
 
     def connect(self) -> None:
-        """Open a connection and authenticate.
+        """Open a connection and authenticate. `Unreachable`, or `Fenced` if this worker was replaced.
 
-        `Unreachable`, `Unauthorized`, or `Fenced` if this worker was replaced.
+        Who answers as another than this shard is a stranger, to whom a lost server's address belongs for a while: the
+        worker has met its own job's server 0 over the control plane.
         """
         self.close()
         address = (self._address.host, self._address.data_port)
@@ -125,6 +126,9 @@ class ShardClient:
             server = handshake.connect(
                 channel, self._credentials, self._identity.job_uid, peer, binding=binding
             )
+        except ProtocolError as error:
+            channel.close()
+            raise Unreachable(f"shard {self.index} at {address[0]}:{address[1]}: {error}") from None
         except BaseException:
             channel.close()
             raise
