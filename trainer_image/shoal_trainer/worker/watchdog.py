@@ -6,6 +6,7 @@ and the epoch would never end. Reads are the coordinator's (`stuck`): only it kn
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,12 +39,14 @@ class Watchdog:
         self._longest: dict[float, float] = {}
         """By `least`."""
         self._watched: Watched | None = None
+        self._checks = math.inf, 0.0
+        """When the next check is due, and for how many seconds the process was frozen so far."""
         self._stopped = threading.Event()
 
     @contextmanager
     def watch(self, what: str, least: float = LEAST_SECONDS) -> Iterator[None]:
         """Watch this block: a step, or with `FIRST_SECONDS` a task."""
-        self._watched = Watched(what, least, self._clock())
+        self._watched = Watched(what, least, self._time())
         try:
             yield
         finally:
@@ -53,7 +56,7 @@ class Watchdog:
     def moved(self) -> None:
         """What is watched got on, such as to the next batch: its time begins anew."""
         if (watched := self._watched) is not None:
-            now = self._clock()
+            now = self._time()
             self._longest[watched.least] = max(self._longest.get(watched.least, 0.0), now - watched.began)
             self._watched = watched._replace(began=now)
 
@@ -61,7 +64,7 @@ class Watchdog:
         """The error of what runs, if it hangs."""
         if (watched := self._watched) is None:
             return None
-        seconds, longest = self._clock() - watched.began, self._longest.get(watched.least)
+        seconds, longest = self._time() - watched.began, self._longest.get(watched.least)
         limit = FIRST_SECONDS if longest is None else max(watched.least, FACTOR * longest)
         if seconds <= limit:
             return None
@@ -70,6 +73,17 @@ class Watchdog:
             f"{watched.what} has not ended in {seconds:.0f} s, and {before}. The accelerator, its driver or the "
             "storage hangs, or a function of the user never returns: the log has the stack of each thread."
         )
+
+    def checked(self) -> HungStep | None:
+        """As `hung`, called every `CHECK_SECONDS`: where that comes late nothing ran, as in a paused virtual machine."""
+        now, ran = self._clock(), self._time()
+        self._checks = now + CHECK_SECONDS, now - ran
+        return self.hung()
+
+    def _time(self) -> float:
+        """The clock's, without the seconds for which the process was frozen."""
+        now, (due, frozen) = self._clock(), self._checks
+        return now - frozen - max(0.0, now - due - CHECK_SECONDS)
 
     def start(self, on_hang: Callable[[HungStep], None]) -> None:
         """Call `on_hang`, once, from a thread, when something hangs."""
@@ -81,6 +95,6 @@ class Watchdog:
 
     def _run(self, on_hang: Callable[[HungStep], None]) -> None:
         while not self._stopped.wait(CHECK_SECONDS):
-            if (error := self.hung()) is not None:
+            if (error := self.checked()) is not None:
                 on_hang(error)
                 return

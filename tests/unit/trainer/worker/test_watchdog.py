@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal_trainer.worker.watchdog import FACTOR, FIRST_SECONDS, LEAST_SECONDS, Watchdog
+from shoal_trainer.worker.watchdog import CHECK_SECONDS, FACTOR, FIRST_SECONDS, LEAST_SECONDS, Watchdog
 from tests.unit.trainer.ps.shards import Clock
 
 
@@ -51,3 +51,33 @@ def test_a_task_may_take_longer_than_a_step_and_an_evaluation_as_long_as_it_gets
         assert watchdog.hung() is not None
     watchdog.moved()
     assert watchdog.hung() is None
+
+
+def frozen(seconds, *, first):
+    """A step within which the whole process is frozen, as in a paused virtual machine; `first`: what goes on then."""
+    clock = Clock()
+    watchdog = Watchdog(clock)
+    for _ in range(3):
+        with watchdog.watch("a step"):
+            clock.now += 1.0
+    watchdog.checked()
+    with watchdog.watch("a step"):
+        clock.now += seconds
+        if first == "the watchdog":
+            assert watchdog.checked() is None
+        clock.now += 1.0
+    watchdog.checked()
+    return clock, watchdog
+
+
+@pytest.mark.parametrize("first", ["the watchdog", "the step"])
+def test_a_step_of_a_process_that_was_frozen_has_not_taken_that_time(first):
+    clock, watchdog = frozen(FIRST_SECONDS, first=first)
+    with watchdog.watch("a step"):
+        for _ in range(int(LEAST_SECONDS / CHECK_SECONDS)):
+            clock.now += CHECK_SECONDS
+            assert watchdog.checked() is None
+        for _ in range(2):
+            clock.now += CHECK_SECONDS
+            found = watchdog.checked()
+    assert "the longest before took" in str(found)
