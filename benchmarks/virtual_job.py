@@ -415,7 +415,7 @@ class VirtualJob(Course):
 
     def _pull(self, worker: int, ahead: float = 0.0) -> tuple[int, Vector]:
         out = np.empty(self.network.size, np.float32)
-        return self.shard.run(self.shard.pulling(worker, ahead=ahead), out).version, out
+        return self.shard.run(self.shard.pulling(worker, 0, ahead=ahead), out).version, out
 
 
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.pieces import Payload, nbytes, parts
 from shoal_trainer.ps.streams import Request
 from shoal_trainer.ps.update_rules import divides_by_size, free_pace
@@ -24,16 +25,21 @@ if TYPE_CHECKING:
 
 
 class _OnShard:
-    """Of a shard that is READY, and that is neither restarted nor rolled back meanwhile. `boot`: None for any."""
+    """Of a shard that is READY, and that is neither restarted nor rolled back meanwhile. `boot`: None for any.
 
-    def __init__(self, shard: ShardStore, boot: int | None, walk: Walk) -> None:
+    `worker`: whose request it is, which is not replaced meanwhile; None: no worker's.
+    """
+
+    def __init__(self, shard: ShardStore, boot: int | None, walk: Walk, worker: Worker | None) -> None:
         assert shard.model is not None
         self.shard, self.model, self.walk = shard, shard.model, walk
-        self._boot = boot
+        self._boot, self._whose = boot, worker
         self._walks: Walks = shard.history.walks
 
     def check(self) -> None:
         """See `Request`."""
+        if self._whose is not None:
+            self.shard.workers.check(*self._whose)
         self.shard.check_ready(self._boot)
         if self.shard.history.walks is not self._walks:
             raise Unreachable("the shard was rolled back to a snapshot")
@@ -47,14 +53,14 @@ class Pull(_OnShard, Request[Answer]):
         shard: ShardStore,
         boot: int | None,
         walk: Walk,
-        slot: int,
+        worker: Worker,
         known: int,
         ahead: float,
         *,
         idle: bool,
     ) -> None:
-        super().__init__(shard, boot, walk)
-        self._slot, self._known, self._ahead, self._idle = slot, known, ahead, idle
+        super().__init__(shard, boot, walk, worker)
+        self._slot, self._known, self._ahead, self._idle = worker[0], known, ahead, idle
 
     def work(self, io: Payload, writes: bool) -> None:  # noqa: ARG002
         """See `Request`."""
@@ -80,7 +86,7 @@ class Pushing(_OnShard, Request[Answer]):
         shard: ShardStore,
         boot: int | None,
         walk: Walk,
-        worker: tuple[int, int],
+        worker: Worker,
         seq: int,
         base: int,
         meta: PushMeta,
@@ -88,17 +94,12 @@ class Pushing(_OnShard, Request[Answer]):
         *,
         delta: bool,
     ) -> None:
-        super().__init__(shard, boot, walk)
+        super().__init__(shard, boot, walk, worker)
         self._worker, self._seq, self._base, self._meta = worker, seq, base, meta
         self._ahead, self._delta = 0.0 if delta else ahead, delta
         self._received, self._non_finite = 0, False
         self._met = np.zeros(3)
         """What was learned of it by comparison with the last gradient; see `Agreement`."""
-
-    def check(self) -> None:
-        """See `Request`."""
-        self.shard.workers.check(*self._worker)
-        super().check()
 
     def prepare(self) -> None:
         """See `Request`."""
@@ -170,7 +171,7 @@ class Copying(_OnShard, Request[ShardCopy]):
         self._source = shard.model.arrays()
         self._arrays = {name: aligned(values.size) for name, values in self._source.items()}
         # Begun when there is memory for it: no push may overtake it.
-        super().__init__(shard, shard.boot, shard.history.walks.begin(steady=True))
+        super().__init__(shard, shard.boot, shard.history.walks.begin(steady=True), None)
 
     def work(self, io: Payload, writes: bool) -> None:  # noqa: ARG002
         """See `Request`."""

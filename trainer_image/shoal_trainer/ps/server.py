@@ -259,11 +259,11 @@ class DataServer:
                 shard.workers.push_ended(peer.slot)
 
     def _begin(self, peer: Peer, request: Header, meta: bytearray) -> Stream[Answer]:
-        shard, boot = self._shard, request.boot
+        shard, boot, worker = self._shard, request.boot, (peer.slot, peer.incarnation)
         if request.op is Op.PULL:
             idle, known = bool(request.flags & IDLE), request.version if request.flags & FOLLOWS else -1
-            return shard.pulling(peer.slot, boot=boot, idle=idle, ahead=request.ahead, known=known)
-        push = peer.slot, peer.incarnation, request.seq, request.version, decode_push(meta)
+            return shard.pulling(*worker, boot=boot, idle=idle, ahead=request.ahead, known=known)
+        push = *worker, request.seq, request.version, decode_push(meta)
         delta = request.op is Op.DELTA_PULL
         return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
 

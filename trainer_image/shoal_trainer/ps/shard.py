@@ -217,6 +217,7 @@ class ShardStore:
     def pulling(
         self,
         slot: int,
+        incarnation: int,
         *,
         boot: int | None = None,
         idle: bool = False,
@@ -226,12 +227,15 @@ class ShardStore:
         """Write the parameters piece by piece (fp32 or bf16). `idle`: the worker computes no gradient on them.
 
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
-        those expected after so many more updates. `known`: as in `answer`.
+        those expected after so many more updates. `known`: as in `answer`. `Fenced` for a replaced worker: others would
+        wait for a gradient that it may not push.
         """
+        worker = slot, incarnation
         with self.lock:
+            self.workers.check(*worker)
             self.check_ready(boot)
             walk = self.history.walks.begin()
-            return self._stream(Pull(self, boot, walk, slot, known, ahead, idle=idle))
+            return self._stream(Pull(self, boot, walk, worker, known, ahead, idle=idle))
 
     def pushing(
         self,

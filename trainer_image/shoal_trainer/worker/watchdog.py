@@ -75,7 +75,7 @@ class Watchdog:
         )
 
     def checked(self) -> HungStep | None:
-        """As `hung`, called every `CHECK_SECONDS`: where that comes late nothing ran, as in a paused virtual machine."""
+        """As `hung`, called every `CHECK_SECONDS`. Where that comes late, nothing ran: a paused virtual machine."""
         now, ran = self._clock(), self._time()
         self._checks = now + CHECK_SECONDS, now - ran
         return self.hung()

@@ -46,8 +46,9 @@ def ready(model: ModelSpec = MODEL, **arguments: Any) -> ShardStore:
 
 
 def pull_from(shard: ShardStore, slot: int, io: Payload, **options: Any) -> Answer:
-    """Write the parameters to `io`. `options`: of `ShardStore.pulling`."""
-    return shard.run(shard.pulling(slot, **options), io)
+    """Write the parameters to `io`, for the newest worker of a slot. `options`: of `ShardStore.pulling`."""
+    newest = dict(shard.workers.refused()[0]).get(slot, 0)
+    return shard.run(shard.pulling(slot, newest, **options), io)
 
 
 def push_to(

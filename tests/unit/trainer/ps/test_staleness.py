@@ -85,6 +85,24 @@ def test_fenced_worker_blocks_no_push() -> None:
     assert shard.workers._permits.admits(1, shard.history.version, 0)
 
 
+def test_fenced_worker_that_goes_on_pulling_blocks_no_push() -> None:
+    """It stalled, its successor trains, and its connection is still open: of it no push comes."""
+    shard = ready(staleness=Staleness(max=2))
+    for slot in (0, 1):
+        shard.workers.connect(slot, 0)
+    under_way = shard.pulling(0, 0)
+    shard.workers.fence(0, 1)
+    with pytest.raises(Fenced):
+        shard.run(under_way, grad(0.0))
+    with pytest.raises(Fenced):
+        shard.pulling(0, 0)
+    pull_from(shard, 1, grad(0.0))
+    for seq in range(1, 5):
+        shard.workers._permits.arrive(1, seq - 1)
+        assert shard.workers._permits.admits(seq - 1, shard.history.version, 2)
+        push_to(shard, 1, 0, seq, seq - 1, ONE, grad(0.0))
+
+
 def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1, 2):

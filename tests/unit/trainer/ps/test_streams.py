@@ -90,7 +90,7 @@ class Interleaved(RuleBasedStateMachine):
         if slot in self.streams:
             return
         if pull:
-            self.streams[slot] = self.shard.pulling(slot), grad(0.0, SIZE), False
+            self.streams[slot] = self.shard.pulling(slot, 0), grad(0.0, SIZE), False
             return
         if slot not in self.unanswered:
             if self.seqs[slot] == 7:
@@ -311,10 +311,10 @@ def test_worker_that_is_greeted_while_a_rollback_waits_is_refused_afterwards(
     shard.roll_back(replace(copy, generation=1))
     assert greeted[0].generation == 0
     with pytest.raises(Unreachable):
-        shard.pulling(0, boot=greeted[0].boot)
+        shard.pulling(0, 0, boot=greeted[0].boot)
     again = shard.hello(0, 0, MODEL)
     assert again.generation == 1
-    shard.pulling(0, boot=again.boot).close()
+    shard.pulling(0, 0, boot=again.boot).close()
 
 
 def test_worker_learns_which_of_its_pushes_rollbacks_have_undone() -> None:
@@ -344,7 +344,7 @@ def test_push_that_begins_while_a_walk_works_on_its_first_piece_is_behind_it() -
 
 def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
     shard = started()
-    slow, io = shard.pulling(1), grad(0.0, SIZE)
+    slow, io = shard.pulling(1, 0), grad(0.0, SIZE)
     walked(slow, io, 1)
     fast = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(fast, vector(0, 1), 1)

@@ -212,7 +212,7 @@ class Exchange:
             index = server.shard.index
             told = known[index] if known else -1
             stream = server.shard.pulling(
-                self.worker.slot,
+                *self.identity,
                 boot=self.boots[index],
                 idle=idle,
                 ahead=ahead,
