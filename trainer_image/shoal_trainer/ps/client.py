@@ -127,8 +127,11 @@ class PSClient:
             return results
 
         try:
-            # A shard's wait for copies begins with its first HELLO, so connect to all of them before sending any.
-            reached = [shard for shard, _ in each(ShardClient.connect, self._shards)]
+            # A shard's wait for copies begins with its first HELLO, so connect to all of them before sending any; at
+            # once, as those on a lost node take seconds each.
+            with ThreadPoolExecutor(len(self._shards), thread_name_prefix="connect") as pool:
+                attempts = [pool.submit(shard.connect) for shard in self._shards]
+            reached = [shard for shard, _ in each(lambda shard: attempts[shard.index].result(), self._shards)]
             reached = [
                 shard for shard, _ in each(lambda shard: self._send_hello(shard, model, copy), reached)
             ]

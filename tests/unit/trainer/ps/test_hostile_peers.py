@@ -296,6 +296,28 @@ def test_address_that_is_a_strangers_for_a_while_is_one_where_nobody_answers(
             client.connect()
 
 
+def test_servers_that_do_not_answer_delay_nothing_for_one_that_does(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several nodes lost at once: for a server that is back, the worker's copy must come before it stops waiting."""
+    cluster, connect = Cluster(credentials).serve(3), ShardClient.connect
+    all_try = threading.Barrier(3)
+
+    def black_hole(client: ShardClient) -> None:
+        all_try.wait(30)
+        if client.index < 2:
+            raise Unreachable(f"shard {client.index}: timed out")
+        connect(client)
+
+    monkeypatch.setattr(ShardClient, "connect", black_hole)
+    client = cluster.client()
+    with pytest.raises(Unreachable, match="shard 0"):
+        client.hello(MODEL)
+    assert [store.model is not None for store in cluster.stores] == [False, False, True]
+    client.close()
+    cluster.close()
+
+
 @contextmanager
 def authenticated(cluster: Cluster) -> Iterator[Channel]:
     """A connection after a valid handshake."""
