@@ -134,8 +134,8 @@ class SnapshotStore:
             if part.epoch < newest.get(part.index, 0):
                 raise Unreachable(f"shard {part.index} was replaced while it wrote its part of the snapshot")
             try:
-                self._check_file(part)
-            except SnapshotError:
+                self._storage.size(f"{FOLDER}/{part.file}")
+            except FileNotFoundError:
                 raise SnapshotError(
                     f"what shard {part.index} has written is not in the storage of shard 0: several parameter servers "
                     "need one storage, a bucket or a volume claim (with storage.ephemeral each has its own)"
@@ -323,15 +323,12 @@ class SnapshotStore:
 
     def _check_files(self, manifest: Manifest) -> None:
         for part in manifest.shards:
-            self._check_file(part)
-
-    def _check_file(self, part: ShardFile) -> None:
-        try:
-            size = self._storage.size(f"{FOLDER}/{part.file}")
-        except FileNotFoundError:
-            raise SnapshotError(f"{part.file} does not exist") from None
-        if size != part.size:
-            raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
+            try:
+                size = self._storage.size(f"{FOLDER}/{part.file}")
+            except FileNotFoundError:
+                raise SnapshotError(f"{part.file} does not exist") from None
+            if size != part.size:
+                raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
     def _head(self, number: int) -> Head:
         if number not in self._heads:

@@ -221,7 +221,7 @@ class Server:
     def _watch_history(self):
         """Check who is greeted and who pushes, and what a worker's copy brings."""
         shard, begin, adopt = self.shard, self.shard.history.begin, self.shard.history.adopt
-        initialize, hello, offer = shard.initialize, shard.hello, shard.offer
+        become_ready, hello = shard._become_ready, shard.hello
 
         def greets(slot, incarnation, *arguments):
             welcome = hello(slot, incarnation, *arguments)
@@ -237,22 +237,14 @@ class Server:
             adopt(version, generation, meta)
             check_contents(self.world, shard)
 
-        def initializes(*arguments):
-            initialize(*arguments)
-            without_history()
-
-        def offers(*arguments, **named):
-            welcome = offer(*arguments, **named)
-            without_history()
-            return welcome
-
-        def without_history():
+        def begins_anew():
+            become_ready()
             if shard.history.version == 0 and (steps := np.flatnonzero(steps_in(self.world, shard)).tolist()):
-                assert self.world.overflows, "a copy that has trained, without its pushes"
+                assert self.world.overflows or self.world.worn, "a copy that has trained, without its pushes"
                 self.world.unnamed |= {(shard.index, step) for step in steps}
 
         shard.history.begin, shard.history.adopt = begins, adopts
-        shard.initialize, shard.hello, shard.offer = initializes, greets, offers
+        shard._become_ready, shard.hello = begins_anew, greets
 
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""

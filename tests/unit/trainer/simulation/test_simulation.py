@@ -349,7 +349,7 @@ def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(seeds
 
 @seeded(3)
 def test_snapshots_that_are_damaged_full_storage_and_late_listings(seeds):
-    """An older snapshot is used, or none, by all shards or by some.
+    """An older snapshot is used, or none, by all shards or by some; the pushes of a copy are then not all known.
 
     Of partial pushes, those are counted whose samples a journal still names: a published snapshot drops them.
     """
@@ -359,8 +359,8 @@ def test_snapshots_that_are_damaged_full_storage_and_late_listings(seeds):
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, worn=True,
             steps_per_push=steps_per_push(seed), streams=seed % 5 == 0, survival=(0.0, 0.7)[seed % 2],
         )  # fmt: skip
-        world.run()
-        world.end()
+        if unnamed(world):
+            continue
         check(seed, world)
         if shards > 1:
             assert world.final.coordinator.record.counters.partial <= len(partial(world, seed))
