@@ -49,7 +49,7 @@ class Assigning:
 
     def busy(self, worker: Worker) -> bool:
         """Whether this worker has samples to train."""
-        return self._record.ledger is not None and self._record.ledger.held(worker) > 0
+        return self._record.ledger is not None and self._record.ledger.leases.has(worker)
 
     def holds(self, worker: Worker, assignment: Assignment) -> bool:
         """Whether this worker still holds what it was assigned."""

@@ -6,6 +6,7 @@ Leases of a file in an epoch never overlap, so they are sorted by position: a pu
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,6 +53,7 @@ class Leases(Mapping[Token, Lease]):
         self._leases: dict[Token, Lease] = {}
         self._at: dict[int, dict[int, list[tuple[int, Token]]]] = {}
         """Epoch, then file: (start, token) in order."""
+        self._of: Counter[Worker] = Counter()
 
     def __getitem__(self, token: Token) -> Lease:
         return self._leases[token]
@@ -68,11 +70,16 @@ class Leases(Mapping[Token, Lease]):
         if lease.token not in self._leases:
             files = self._at.setdefault(segment.epoch, {})
             insort(files.setdefault(segment.file, []), (segment.start, lease.token))
+            self._of[lease.worker] += 1
         self._leases[lease.token] = lease
 
     def remove(self, token: Token) -> None:
         """Remove a lease."""
-        segment = self._leases.pop(token).segment
+        lease = self._leases.pop(token)
+        self._of[lease.worker] -= 1
+        if not self._of[lease.worker]:
+            del self._of[lease.worker]
+        segment = lease.segment
         files = self._at[segment.epoch]
         entries = files[segment.file]
         del entries[bisect_left(entries, (segment.start, token))]
@@ -80,6 +87,10 @@ class Leases(Mapping[Token, Lease]):
             del files[segment.file]
         if not files:
             del self._at[segment.epoch]
+
+    def has(self, worker: Worker) -> bool:
+        """Whether a worker holds any."""
+        return worker in self._of
 
     def in_epoch(self, epoch: int) -> bool:
         """Whether an epoch has leases."""

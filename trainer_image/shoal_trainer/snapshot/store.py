@@ -22,6 +22,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from statistics import fmean
 from typing import TypeVar
 
@@ -173,25 +175,19 @@ class SnapshotStore:
         names = self._storage.names(FOLDER)
         if claims.highest(names).get(0, 0) > epoch:
             return
-        for name in claims.outdated(names):
-            self._storage.remove(f"{FOLDER}/{name}")
         numbers = sorted({*_numbers(names), *self._heads})  # a stale listing may lack one
         keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
-        for number in drop:
-            self._storage.remove(self._name(number))
-        try:
+        outdated = [f"{FOLDER}/{name}" for name in claims.outdated(names)]
+        removals = [partial(self._storage.remove, name) for name in (*outdated, *map(self._name, drop))]
+        with suppress(SnapshotError):  # an unreadable manifest: all files stay until it is removed itself
             named = {shard.file for number in keep for shard in self._head(number).shards}
-        except SnapshotError:
-            return  # an unreadable manifest: keep all files until it is removed itself
-        self._heads = {number: self._heads[number] for number in keep}
-        used = {file.split("/")[0] for file in named}
+            self._heads = {number: self._heads[number] for number in keep}
+            folders = filter(_FILES.fullmatch, names)
+            removals += [partial(self._remove_unnamed, folder, named) for folder in folders]
         stays: Unreachable | None = None
-        for folder in filter(_FILES.fullmatch, names):
+        for remove in removals:
             try:
-                if folder in used:
-                    self._remove_unnamed(folder, named)
-                else:
-                    self._storage.remove(f"{FOLDER}/{folder}")
+                remove()
             except Unreachable as error:  # the others are removed all the same
                 stays = error
         if stays is not None:
@@ -308,6 +304,9 @@ class SnapshotStore:
             raise Fenced(f"the storage has a snapshot of epoch {published.epoch}, this is {epoch}")
 
     def _remove_unnamed(self, folder: str, named: set[str]) -> None:
+        if not any(file.startswith(f"{folder}/") for file in named):
+            self._storage.remove(f"{FOLDER}/{folder}")
+            return
         for name in self._storage.names(f"{FOLDER}/{folder}"):
             if f"{folder}/{name}" not in named:
                 self._storage.remove(f"{FOLDER}/{folder}/{name}")

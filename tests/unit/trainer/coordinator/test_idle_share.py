@@ -207,6 +207,7 @@ def test_workers_that_have_had_nothing_to_train_for_long_are_told():
         for slot in range(5):
             bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
         assert bench.ask(2).kind == "idle"
+        assert bench.ask(1).kind == "idle", "it asks for the file after the one that it trains"
     assert set(said[:-1]) == {""}
     assert said[-1] == "3 of 5 workers have nothing to train"
     bench.coordinator.course.stop("a callback stopped training")

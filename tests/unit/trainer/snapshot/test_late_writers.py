@@ -189,6 +189,28 @@ def test_prune_removes_what_it_can_and_says_what_it_cannot(
     assert kept == ["0000000001-0", "0000000003-0"]
 
 
+def test_a_manifest_that_cannot_be_removed_keeps_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one under the retention of a bucket: the storage would grow by each snapshot."""
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    for number in (1, 2, 3):
+        store.publish(manifest(number, part(store, number, shard)))
+    remove = storage.remove
+
+    def refuse(name: str) -> None:
+        if name.endswith("manifest-0000000001.json"):
+            raise Unreachable(f"cannot remove {name}: it is under retention")
+        remove(name)
+
+    monkeypatch.setattr(storage, "remove", refuse)
+    with pytest.raises(Unreachable, match="under retention"):
+        store.prune(1, 0)
+    kept = ["0000000003-0", "manifest-0000000001.json", "manifest-0000000003.json"]
+    assert storage.names("snapshots") == kept
+
+
 def test_prune_with_a_stale_listing_keeps_what_was_just_published(tmp_path: Path) -> None:
     storage = StaleListing(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
