@@ -3,11 +3,15 @@
 If the object changed meanwhile it is a 409, and the next plan counts from the same status again. The answer goes into
 the cache, so that the watch's own event about it is not news. A status with a second writer is applied (server-side
 apply) by that one, each with fields of its own.
+
+What a server does not keep, as fields that its CRD, of an older version, has not, would differ from each plan: it is
+known as it was sent (`known`), so that it is not written again and again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -16,6 +20,8 @@ from shoal.api.base import API_VERSION, ObjectMeta, Resource
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Answer, Transport
 from shoal.errors import Refused, Unavailable
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Resource)
 
@@ -54,14 +60,27 @@ class StatusWriter(Generic[R]):
         self._on_stale = on_stale
         self._conflicting: dict[str, tuple[str, int]] = {}
         """Versions that conflicted, by uid, and how often."""
+        self._cut: dict[str, tuple[BaseModel, BaseModel]] = {}
+        """By uid: a status as it was sent, and what the server kept of it, where that is less."""
+        self._told_of_cuts = False
 
     def can_write(self, about: R) -> bool:
         """Whether the object is known as it is: no write follows what cannot be parsed."""
         return not self._cache.is_unread(about.metadata.uid)
 
+    def known(self, about: R) -> Any:
+        """The status of an object; as it was sent, where what is stored is what the server kept of that.
+
+        What is planned is compared with it.
+        """
+        stored: Any = getattr(about, "status", None)
+        sent, kept = self._cut.get(about.metadata.uid, (stored, None))
+        return sent if stored == kept else stored
+
     def forget(self, uid: str) -> None:
         """Drop what is known of an object that is gone."""
         self._conflicting.pop(uid, None)
+        self._cut.pop(uid, None)
 
     async def write(self, about: R, status: BaseModel, *, urgent: bool = False) -> R | None:
         """Write the status; the object as stored, or None if it changed meanwhile, cannot be parsed, or may be gone.
@@ -90,7 +109,27 @@ class StatusWriter(Generic[R]):
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         path = f"{object_path(about)}/status"
-        return self._stored(about, await self._transport.request("PUT", path, body=body, urgent=urgent))
+        stored = self._stored(about, await self._transport.request("PUT", path, body=body, urgent=urgent))
+        if stored is not None:
+            self._compare(status, stored)
+        return stored
+
+    def _compare(self, sent: BaseModel, stored: R) -> None:
+        """Remember what was sent if the server does not keep all of it."""
+        kept: Any = getattr(stored, "status", None)
+        if kept == sent:
+            self._cut.pop(stored.metadata.uid, None)
+            return
+        self._cut[stored.metadata.uid] = sent, kept
+        if not self._told_of_cuts:
+            self._told_of_cuts = True
+            whole, rest = (each.model_dump(mode="json", by_alias=True) for each in (sent, kept))
+            logger.warning(
+                "the API server does not keep of the status of a %s: %s. Apply the CustomResourceDefinitions of this "
+                "version",
+                stored.kind,
+                ", ".join(_changed(whole, rest)),
+            )
 
     async def apply(self, about: R, fields: Mapping[str, Any], manager: str) -> R | None:
         """Apply only some fields of the status (server-side), those of one writer of several; else as `write`.
@@ -151,3 +190,12 @@ class StatusWriter(Generic[R]):
         if times > 1 and times.bit_count() == 1:
             self._on_stale()
         return times
+
+
+def _changed(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """The paths of the fields that are not as they were sent. Of a list, it is the list."""
+    if isinstance(sent, dict) and isinstance(kept, dict):
+        for name, value in sent.items():
+            yield from _changed(value, kept.get(name), f"{path}.{name}" if path else name)
+    elif sent != kept:
+        yield path

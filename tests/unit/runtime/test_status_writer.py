@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import JobImages, TrainingJobStatus
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
@@ -91,3 +92,44 @@ async def test_nothing_is_written_to_an_object_that_cannot_be_read_any_more() ->
     assert await writer.write(job, job.status) is None
     cache.put(at("9"))
     assert writer.can_write(job)
+
+
+async def test_what_the_server_does_not_keep_is_known_as_it_was_sent_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An older CRD has not the newest fields of a status: whoever compares with what is stored would write for ever."""
+    server = Server()
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
+    writer = StatusWriter(server, cache, TrainingJob)
+    job = at("7")
+    sent = job.status.model_copy(
+        update={"images": JobImages(ps="ps:1", worker="w:1", node_selector={"a": "b"})}
+    )
+    kept = sent.model_copy(update={"images": JobImages(ps="ps:1", worker="w:1")})
+
+    async def write(about: TrainingJob, answer: TrainingJobStatus) -> TrainingJob:
+        answered = about.model_copy(update={"status": answer})
+        server.answers = [Answer(200, answered.model_dump_json(by_alias=True).encode())]
+        stored = await writer.write(about, sent)
+        assert stored is not None
+        return stored
+
+    assert writer.known(job) is job.status
+    pruned = await write(job, kept)
+    assert pruned.status == kept
+    assert writer.known(pruned) == sent
+    other = pruned.model_copy(update={"status": kept.model_copy(update={"reason": "Edited"})})
+    assert writer.known(other) is other.status
+    again = await write(other, kept)
+    assert writer.known(again) == sent
+    [said] = [each.getMessage() for each in caplog.records]
+    assert said == (
+        "the API server does not keep of the status of a TrainingJob: images.nodeSelector. Apply the "
+        "CustomResourceDefinitions of this version"
+    )
+    writer.forget(job.metadata.uid)
+    assert writer.known(again) is again.status
+    await write(again, kept)
+    whole = await write(again, sent)
+    assert writer.known(again) is again.status, "a newer CRD keeps it"
+    assert writer.known(whole) is whole.status

@@ -72,7 +72,7 @@ class PoolReconciler:
             return None
         self._rest(key, REST_SECONDS)
         status = measure(self._observe(pool))
-        if status != pool.status:
+        if status != self._writer.known(pool):
             events = _events(pool, status)
             stored = await self._writer.write(pool, status)
             if stored is None:

@@ -252,11 +252,12 @@ class Learner:
             merged = await asyncio.to_thread(known.merged)
             status = self._summed_up(status, merged.status, known.heard)
         conditions, generation = self._conditions(key, profile), profile.metadata.generation
-        judged = (conditions, generation) != (profile.status.conditions, profile.status.observed_generation)
+        before: SpeedProfileStatus = self._writer.known(profile)
+        judged = (conditions, generation) != (before.conditions, before.observed_generation)
         status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
         now = loop_time()
         due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
-        if status != profile.status and (judged or ended or moved(profile.status, status) or now >= due):
+        if status != before and (judged or ended or moved(before, status) or now >= due):
             if await self._writer.write(profile, status) is None:
                 return 1.0  # it changed meanwhile: merge again
             self._written[key] = now

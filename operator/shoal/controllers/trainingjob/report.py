@@ -132,13 +132,14 @@ class Reporter:
         """
         told = self._told[job.metadata.uid]
         self._look_for_unanswered(job, told)
-        if status == job.status:
+        known: TrainingJobStatus = self._writer.known(job)
+        if status == known:
             told.differs = None
             self._recorder.record(job, events)
             return Report(recorded=True)
         if not self._writer.can_write(job):
             return Report(recorded=False)
-        old, new = apart(job.status, status)
+        old, new = apart(known, status)
         telemetry_only = differs_in_telemetry_only(old, new)
         version, at = told.conflict
         due = [

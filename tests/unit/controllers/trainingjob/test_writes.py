@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal.controllers.trainingjob.requests import MAX_IN_FLIGHT, ORDINARY_IN_FL
 from shoal.errors import Unavailable
 from shoal.telemetry.poller import Seen
 from shoal_trainer.contract import WorkerReport, WorkerState
-from tests.unit.controllers.clusters import KEY, Rig
+from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
 from tests.unit.policy import build
 
 pytestmark = pytest.mark.looptime
@@ -164,6 +165,41 @@ async def test_what_waits_for_the_record_of_a_loss_does_not_wait_for_the_replace
 def writes_of(rig: Rig) -> list[str]:
     """The verb of each write, and of which folder."""
     return sorted(f"{verb} {path.split('/')[-2]}" for verb, path in rig.cluster.requests if verb != "GET")
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_what_an_older_crd_prunes_is_not_written_again_and_again(older: bool) -> None:
+    """An operator beside the CRDs of the version before wrote the status of each job once a second, for ever."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.observer._images = replace(rig.observer._images, node_selector={"kubernetes.io/arch": "amd64"})
+    put = rig.cluster._put
+
+    def prune(path: str, body: dict[str, Any]) -> Answer:
+        if older:
+            (body.get("status", {}).get("images") or {}).pop("nodeSelector", None)
+        return put(path, body)
+
+    rig.cluster._put = prune  # type: ignore[method-assign]
+    rig.apply()
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    rig.cluster.requests.clear()
+    for _ in range(60):
+        await asyncio.sleep(1)
+        await settle(rig, 1)
+    assert len(rig.cluster.writes("PUT", "trainingjobs")) <= 1, "the newest telemetry"
+    assert rig.job.status.images is not None
+    assert (rig.job.status.images.node_selector is None) == older
+    rig.apply(workers={"replicas": 3})
+    await settle(rig)
+    assert rig.job.status.observed_generation == 2
+    written = len(rig.cluster.writes("PUT", "trainingjobs"))
+    rig.cluster.change(JOB_PATH, status={**rig.cluster.objects[JOB_PATH]["status"], "phase": "Failed"})
+    await asyncio.sleep(60)
+    await settle(rig)
+    assert len(rig.cluster.writes("PUT", "trainingjobs")) > written, "what somebody else wrote is mended"
 
 
 async def test_a_ramp_is_told_once_a_second_though_some_of_it_is_told_at_once() -> None:
