@@ -263,6 +263,7 @@ class Reflector(Generic[T]):
         """The pages of a list, as `_parse` has them: fewer objects while they are too long to be read at once.
 
         Each page takes the server its time: where the rest is gone before its turn, the next list has larger ones.
+        They become smaller again where one is too large to be answered, and after each list that succeeds.
         """
         began, pages, limit = loop_time(), 1, self._page_size
         # No resource version: what etcd has now, never what a cache of the API server had a while ago.
@@ -272,8 +273,10 @@ class Reflector(Generic[T]):
                 answer = await self._transport.request(
                     "GET", self._source.path, query={**query, "limit": str(limit)}
                 )
-            except TooLong:
-                if limit == 1:
+            except Unavailable as error:
+                if limit > PAGE:
+                    self._page_size = max(PAGE, limit // 2)
+                if not isinstance(error, TooLong) or limit == 1:
                     raise
                 limit //= 2
                 continue
@@ -294,6 +297,7 @@ class Reflector(Generic[T]):
             found = self._parse(answer.body)
             yield found
             if not found[0].continue_:
+                self._page_size = max(PAGE, self._page_size // 2)
                 return
             query["continue"] = found[0].continue_
             pages, limit = pages + 1, min(2 * limit, self._page_size)

@@ -51,6 +51,10 @@ class SmallServer:
         """After which the rest of a list is gone: 410."""
         self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
         self.delay = 0.0
+        self.object_seconds = 0.0
+        """What each object of a page takes."""
+        self.limits: list[int] = []
+        """Of the pages that were asked for."""
         self._pages: dict[str, tuple[list[Json], int, float]] = {}
         """What is left of a list, its version, and when it began."""
 
@@ -118,9 +122,10 @@ class SmallServer:
         content_type: str = "application/json",
         timeout: float = 30.0,
     ) -> Answer:
-        if self.delay:
+        self.limits += [int(query["limit"])] if query and "limit" in query else []
+        if delay := self.delay + self.object_seconds * (self.limits[-1] if self.limits else 0):
             try:
-                await asyncio.wait_for(asyncio.sleep(self.delay), timeout)
+                await asyncio.wait_for(asyncio.sleep(delay), timeout)
             except TimeoutError:
                 raise Unavailable("timeout") from None
         await asyncio.sleep(0)
@@ -154,7 +159,7 @@ class SmallServer:
         if rest:
             meta["continue"] = f"token-{len(self._pages)}-{len(rest)}"
             self._pages[meta["continue"]] = (rest, at, began)
-        body = json.dumps({"metadata": meta, "items": page}).encode()
+        body = json.dumps({"metadata": meta, "items": page}, separators=(",", ":")).encode()
         if len(body) > self.most_bytes:
             raise TooLong(f"more than {self.most_bytes} bytes")
         return Answer(200, body)

@@ -586,6 +586,40 @@ async def test_list_that_outlasts_its_token_begins_anew_with_larger_pages(
     assert "page 14 of a list is gone after 350 s; the next has pages of 400" in caplog.text
 
 
+async def test_pages_that_take_too_long_become_smaller_again() -> None:
+    """They only grew: what was too large for a slow server was asked for without end, though it had recovered."""
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(1400):
+        w.server.set(f"pod-{number}")
+    w.server.object_seconds, w.server.token_seconds = 0.25, 300.0
+    async with w.running():
+        await asyncio.sleep(1800)
+        assert not w.reflector.synced.is_set(), "no page size is both fast enough and few enough"
+        assert 400 in w.server.limits
+        w.server.object_seconds = 0.1
+        await asyncio.wait_for(w.reflector.synced.wait(), 1800)
+        assert len(w.names) == 1400
+        w.server.object_seconds = 0.0
+        for _ in range(3):
+            await w.reflector.refresh()
+        w.server.limits.clear()
+        await w.reflector.refresh()
+        assert set(w.server.limits) == {PAGE}
+
+
+async def test_pages_that_outlast_a_token_and_are_too_long_then_are_asked_for_once() -> None:
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(1500):
+        w.server.set(f"pod-{number}", status={"message": "x" * 1000})
+    w.server.delay, w.server.token_seconds, w.server.most_bytes = 22.0, 300.0, 250_000
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 1800)
+        assert len(w.names) == 1500
+        assert w.server.limits.count(400) == 1, "of each larger page, half would be asked for after it"
+
+
 @pytest.mark.parametrize("asked", [10.0, None])
 async def test_whoever_wants_lists_again_and_again_has_them_no_sooner_from_a_server_in_trouble(
     asked: float | None,
