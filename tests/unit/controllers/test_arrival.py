@@ -154,6 +154,7 @@ def test_taint_without_a_time_was_added_when_it_was_first_seen() -> None:
     assert as_heard(unknown, build.node(taints=[taint]), NOW).spec.taints == unknown.spec.taints
 
 
+@pytest.mark.looptime
 async def test_a_pod_that_stays_on_a_lost_node_is_removed_in_time_though_the_clock_of_its_server_is_ahead() -> (
     None
 ):
