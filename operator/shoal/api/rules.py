@@ -51,9 +51,8 @@ def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:
         del schema["type"]
         schema |= {"x-kubernetes-preserve-unknown-fields": True, "pattern": pattern, "maxLength": 32}
         schema |= {"maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False, [], {}]}}
-        if (
-            least := schema.get("minimum", 0)
-        ) % 1:  # of which the server takes the whole part, for whole numbers
+        if (least := schema.get("minimum", 0)) % 1:
+            # Of a bound, the server takes the whole part, for whole numbers.
             schema |= {"allOf": [{"minimum": int(least), "exclusiveMinimum": True}]}
         if "exclusiveMinimum" in schema:  # in OpenAPI 3.0 it says how `minimum` is meant
             schema |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}

@@ -31,10 +31,8 @@ class Pace:
             self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
         if not self._recent or self._stands(now):
             self._since = now
-        if (
-            now - self._since <= every / 2
-        ):  # of workers that push together, the time begins with the last one's
-            self._recent.clear()
+        if now - self._since <= every / 2:
+            self._recent.clear()  # of workers that push together, the time begins with the last one's
         self._every = every
         self._recent.append((now, samples))
         while len(self._recent) > 1 and self._recent[1][0] <= now - RATE_SECONDS:

@@ -287,9 +287,9 @@ class _Counter:
         if seen.counted_at is not None:
             passed = seen.at - seen.counted_at
             if abs((now - since).total_seconds() - passed) > SET_SECONDS:
-                return int(passed), now if now != since else now + timedelta(
-                    seconds=1
-                )  # that it was is told by it
+                # That it was counted is told by another moment than before.
+                until = now if now != since else now + timedelta(seconds=1)
+                return int(passed), until
         return seconds_between(since, now), max(since, now)  # a clock that goes back counts nothing twice
 
     def _node_price(self, name: str) -> Decimal | None:
