@@ -26,7 +26,7 @@ from shoal.sizing.plan.problem import Pool
 from shoal.sizing.simulate.policies import View
 from shoal.sizing.simulate.replay import Supply, step_of
 from shoal.sizing.simulate.scenario import Scenario
-from shoal.sizing.speed.measurements import MEASURED, LogMean
+from shoal.sizing.speed.measurements import Basis, LogMean
 
 __all__ = ["Planning", "Stock", "learned", "planning"]
 
@@ -235,7 +235,7 @@ class _Run:
         if not self._wishes or self._wishes[-1][1] != self._proposed:
             self._wishes.append((now, self._proposed))
         unsure = answer.confidence is not None and answer.confidence < CONFIDENCE
-        self._urgent = (not answer.feasible or unsure) and MEASURED in answer.basis.values()
+        self._urgent = (not answer.feasible or unsure) and Basis.MEASURED in answer.basis.values()
         self._at, self._wanted = now, None
 
     def _offers(self, now: float) -> list[FleetPool]:

@@ -11,7 +11,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.trades import Trade
 from shoal.policy.model import Proposal, Wish
 from shoal.sizing.fleet import JobPlan
-from shoal.sizing.speed.measurements import MEASURED
+from shoal.sizing.speed.measurements import Basis
 
 LONGEST_SECONDS = 100 * 365 * 86400.0
 """What takes longer is told to take so long: no calendar goes far beyond."""
@@ -48,7 +48,7 @@ def proposal(
         cost=None if plan.cost is None else plan.cost + plan.spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
-        urgent=trade.higher or (limited and at_risk and MEASURED in plan.basis.values()),
+        urgent=trade.higher or (limited and at_risk and Basis.MEASURED in plan.basis.values()),
         traded=trade.pools,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,

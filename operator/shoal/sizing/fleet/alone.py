@@ -28,7 +28,7 @@ from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Engines
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import Trial, worth_measuring
-from shoal.sizing.speed.measurements import MEASURED
+from shoal.sizing.speed.measurements import Basis
 
 __all__ = ["Given", "Solved", "exactly", "fits", "solve", "under_way"]
 
@@ -172,7 +172,7 @@ def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
         under_way=tuple(under_way(job).get(pool.name, 0) for pool in one.problem.pools),
         measured=one.measured,
         unmeasured=frozenset(
-            name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere
+            name for name, basis in one.basis.items() if basis is not Basis.MEASURED and name not in elsewhere
         ),
         begun=frozenset({*job.asked, *(name for name, n in job.running.items() if n)}),
     )

@@ -20,7 +20,7 @@ from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
 from shoal.sizing.plan.work import StepWork, Work
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MEASURED, Model
+from shoal.sizing.speed.measurements import Basis, Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.speed.servers import PsModel
 
@@ -41,10 +41,10 @@ PRIOR_STARTUPS = 2.0
 
 @dataclass(frozen=True)
 class JobProblem:
-    """A problem, and what it rests on: the basis of each pool's speed in words."""
+    """A problem, and what it rests on: the basis of each pool's speed."""
 
     problem: Problem
-    basis: Mapping[str, str]
+    basis: Mapping[str, Basis]
     notes: tuple[str, ...] = field(default=())
     pace: Pace | None = None
     """Of what runs; the problem is corrected by it."""
@@ -54,7 +54,7 @@ class JobProblem:
     @property
     def measured(self) -> bool:
         """Whether the model was measured in any of the pools; else all that is said of its speed is a guess."""
-        return MEASURED in self.basis.values()
+        return Basis.MEASURED in self.basis.values()
 
 
 def job_problem(
@@ -81,7 +81,7 @@ def job_problem(
         if name not in by_name
     ]
     options: list[Pool] = []
-    basis: dict[str, str] = {}
+    basis: dict[str, Basis] = {}
     for name in job.pools:
         pool = by_name.get(name)
         if pool is None:
@@ -321,7 +321,7 @@ def batch_of(job: FleetJob, pool: FleetPool) -> int:
     return job.batch_size
 
 
-def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, str]) -> Pool:
+def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, Basis]) -> Pool:
     batch = batch_of(job, pool)
     cores = cores_of(job, pool)
     speed = speeds.worker(model, device_of(pool), pool.devices, cores, batch)

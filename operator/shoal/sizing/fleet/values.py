@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shoal.sizing.beside import Beside
-from shoal.sizing.speed.measurements import LeftOut, Model
+from shoal.sizing.speed.measurements import Basis, LeftOut, Model
 
 if TYPE_CHECKING:  # numpy
     from shoal.sizing.plan.work import LossWork
@@ -159,7 +159,7 @@ class JobPlan:
     reason: str
     samples_per_second: float | None
     pace: Pace | None
-    basis: Mapping[str, str] = field(default_factory=dict)
+    basis: Mapping[str, Basis] = field(default_factory=dict)
     """What the speed of its workers rests on, by pool."""
     measured: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)

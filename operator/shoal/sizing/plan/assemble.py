@@ -24,7 +24,7 @@ from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.fleet.work import course_of, ending_by_metric
 from shoal.sizing.plan.problem import Servers
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MEASURED, Model
+from shoal.sizing.speed.measurements import Basis, Model
 from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["assembled"]
@@ -192,7 +192,7 @@ class _Assembly:
         batch, device = batch_of(self.planned, pool), device_of(pool)
         cores = cores_of(self.planned, pool)
         found = self.speeds.worker(self.model, device, pool.devices, cores, batch)
-        if found.basis == MEASURED:
+        if found.basis is Basis.MEASURED:
             return
         low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))
         where = f"{device} x {pool.devices}" if pool.devices > 1 else device

@@ -9,18 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import CPU
 
-__all__ = ["MEASURED", "Evaluation", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = ["Basis", "Evaluation", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
 
-MEASURED = "measured"
-"""The basis of a speed that was measured; others are predictions."""
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e7
 """No time beyond these was measured: the clock, and a third of a year for one step."""
 MOST_COUNT = 1e18
 LEAST_CORES = 1e-3
+
+
+class Basis(StrEnum):
+    """What the speed of a worker rests on; all but the first are predictions."""
+
+    MEASURED = "measured"
+    OTHER_BATCHES = "other batch sizes of the model on this accelerator"
+    OTHER_ACCELERATORS = "the model on other accelerators"
+    OTHER_MODELS = "other models"
+    DATA_SHEETS = "data sheets"
 
 
 @dataclass(frozen=True)

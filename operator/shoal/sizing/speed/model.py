@@ -14,7 +14,7 @@ from zlib import crc32
 
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MEASURED, LeftOut, LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.measurements import Basis, LeftOut, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
@@ -34,7 +34,7 @@ class WorkerSpeed:
 
     seconds: float
     sigma: float
-    basis: str
+    basis: Basis
 
 
 class SpeedModel:
@@ -99,8 +99,8 @@ class SpeedModel:
             self._basis(one),
         )
 
-    def _basis(self, one: Configuration) -> str:
-        """In words, what a prediction rests on."""
+    def _basis(self, one: Configuration) -> Basis:
+        """What a prediction rests on."""
         name = self._sheets.sheet(one.device, one.cores).name
         rows = [o.configuration for o in self._observations]
         same = [c for c in rows if c.model.key == one.model.key]
@@ -112,12 +112,12 @@ class SpeedModel:
             and (name != "CPU" or abs(math.log(max(c.cores, 1e-3) / max(one.cores, 1e-3))) < 0.05)
         ]
         if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in here):
-            return MEASURED
+            return Basis.MEASURED
         if here:
-            return "other batch sizes of the model on this accelerator"
+            return Basis.OTHER_BATCHES
         if same:
-            return "the model on other accelerators"
-        return "other models" if rows else "data sheets"
+            return Basis.OTHER_ACCELERATORS
+        return Basis.OTHER_MODELS if rows else Basis.DATA_SHEETS
 
     def _cluster(self, model: Model, row: Row) -> Cluster | None:
         step = row.step_seconds

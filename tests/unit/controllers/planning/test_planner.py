@@ -48,7 +48,7 @@ from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
-from shoal.sizing.speed.measurements import MEASURED
+from shoal.sizing.speed.measurements import Basis
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
     BesideSums,
@@ -1304,7 +1304,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
 
 
 @pytest.mark.parametrize(
-    ("pool", "basis", "urgent"), [("spot", MEASURED, True), (MEASURED, "data sheets", False)]
+    ("pool", "basis", "urgent"), [("spot", Basis.MEASURED, True), ("measured", Basis.DATA_SHEETS, False)]
 )
 def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis: str, urgent: bool) -> None:
     """A pool named `measured` is not."""
@@ -1322,7 +1322,9 @@ def test_a_deadline_is_at_risk_below_the_confidence_that_its_job_asks_for(asked:
     )
     elasticity = job.spec.elasticity.model_copy(update={"objective": objective})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"elasticity": elasticity})})
-    plan = JobPlan({"spot": 2}, 1, 9e2, None, None, 1.0, 0.9, True, None, "", 1.0, None, {"spot": MEASURED})
+    plan = JobPlan(
+        {"spot": 2}, 1, 9e2, None, None, 1.0, 0.9, True, None, "", 1.0, None, {"spot": Basis.MEASURED}
+    )
     assert proposal(job, plan, Trade(), NOW, None).urgent == urgent
 
 

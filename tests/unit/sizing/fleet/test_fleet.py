@@ -44,7 +44,7 @@ from shoal.sizing.plan.switch import Switch
 from shoal.sizing.plan.together import plan_together
 from shoal.sizing.plan.work import StepWork
 from shoal.sizing.speed.efficiency import Efficiency
-from shoal.sizing.speed.measurements import MEASURED
+from shoal.sizing.speed.measurements import Basis
 from shoal.sizing.speed.model import fitted
 from shoal.sizing.speed.servers import PsModel
 
@@ -701,7 +701,7 @@ def test_model_that_was_measured_elsewhere_is_no_unknown() -> None:
     """Where it runs teaches nothing more of the pool that it is to move to: it must not wait for that."""
     pools = [replace(SPOT, limit=1), replace(STEADY, accelerator="V100")]
     found = plan_fleet(pools, [PROFILE], [job(running={"spot": 1})]).jobs["a"]
-    assert found.basis["steady"] != MEASURED
+    assert found.basis["steady"] is not Basis.MEASURED
     assert found.measured
     assert not plan_fleet(pools, [], [job(running={"spot": 1})]).jobs["a"].measured
 

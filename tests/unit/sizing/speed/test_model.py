@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import UsageError
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.measurements import Basis, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.model import SpeedModel, chosen
 from shoal.sizing.speed.servers import Load, ServerModel, soft_min
 from shoal.sizing.speed.worker import Configuration, Observation
@@ -263,7 +263,7 @@ def test_what_others_measured_cannot_move_what_was_measured_here(seconds: float,
     alone, beside = SpeedModel([ours]), SpeedModel([*wrong, ours])
     before, after = (each.worker(ours.model, "T4", 1, 8, 128) for each in (alone, beside))
     assert after.seconds == pytest.approx(before.seconds, rel=0.02)
-    assert after.basis == MEASURED
+    assert after.basis is Basis.MEASURED
     capacity, sigma = beside.servers.capacity(ours.model, 1)
     assert capacity == pytest.approx(alone.servers.capacity(ours.model, 1)[0], rel=0.05)
     assert sigma < 0.1
@@ -292,7 +292,7 @@ def test_what_is_planned_is_never_evicted_by_what_others_wrote() -> None:
     ]
     found = SpeedModel([*hostile, ours], planned={ours.model.key})
     speed = found.worker(ours.model, "T4", 1, 8, 128)
-    assert speed.basis == MEASURED
+    assert speed.basis is Basis.MEASURED
     assert speed.seconds == pytest.approx(
         SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.025
     )
