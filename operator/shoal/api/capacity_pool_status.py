@@ -195,6 +195,15 @@ class ScalingStatus(Status):
     """Since when it gives the size back."""
 
 
+class OlderPool(Status):
+    """An older pool that selects nodes of this one, or would."""
+
+    name: str
+    """Its name."""
+    node_selector: dict[str, str]
+    """As it was then: once it is another one, the pool is looked at anew."""
+
+
 class CapacityPoolStatus(Status):
     """The observed state and the recommended size."""
 
@@ -231,6 +240,8 @@ class CapacityPoolStatus(Status):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """Ready and Exhausted, and of `shoal-pools` Scaled and FieldConflict: each with a reason and a message."""
+    overlaps: OlderPool | None = None
+    """The older pool that selects nodes of this one, to which no plan adds; it is remembered when these are gone."""
     scaling: ScalingStatus | None = None
     """What `shoal-pools` scales for the pool. Unset: nothing."""
 

@@ -34,6 +34,10 @@ UNREADABLE = (
     "nodes cannot be read by {}, or have not been yet, so nobody knows which are in use: if that lasts, let it list "
     "nodes (scope.nodes)"
 )
+OVERLAPS = (
+    "nodes of this pool are also selected by {}, which is older: give each node one pool; what runs here stays, and no "
+    "plan adds to it"
+)
 RENEWED = timedelta(minutes=5)
 """Interval at which an operator repeats what it said, so that others know that it runs."""
 
@@ -60,6 +64,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
             "shares": shares,
             "counted": counted.parts,
             "retired_until": counted.retired_until,
+            "overlaps": seen.overlaps,
             "conditions": _conditions(seen, nodes, shares, pending, still=still),
         }
     )
@@ -173,7 +178,8 @@ def _conditions(
     problem = seen.problem
     blind = [] if problem is not None else [share.operator for share in shares if share.blind]
     if problem is None and seen.overlaps:
-        problem = ("Overlaps", seen.overlaps)
+        older = f"CapacityPool {seen.overlaps.name} ({in_words(seen.overlaps.node_selector)})"
+        problem = ("Overlaps", OVERLAPS.format(older))
     ready: tuple[str, bool | None, tuple[str, str]] = ("Ready", problem is None, problem or ("Valid", ""))
     if blind:  # a recommendation without the nodes in use is none, whoever writes it
         ready = ("Ready", None, ("NodesUnreadable", UNREADABLE.format(", ".join(blind))))

@@ -10,37 +10,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sized
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.controllers.capacitypool.members import in_words
+from shoal.api.capacity_pool_status import OlderPool
 
 
 def older_overlap(
     pool: CapacityPool, others: Iterable[CapacityPool], sharing: Collection[str], nodes: Sized
-) -> str:
-    """What is said of an older pool that selects nodes of this one, or would; empty: there is none.
+) -> OlderPool | None:
+    """The older pool that selects nodes of this one, or would; None: there is none.
 
     `sharing`: pools that have some of its `nodes`.
     """
-    told = _told(pool)
+    # Of another generation of its spec it was another pool.
+    same = pool.status.observed_generation == pool.metadata.generation
+    told = pool.status.overlaps if same and not nodes else None
     for other in sorted(others, key=_age):
         if other.metadata.uid == pool.metadata.uid or _age(other) > _age(pool):
             continue
-        if other.metadata.name in sharing or _includes(pool, other) or (_called(other) in told and not nodes):
-            return (
-                f"nodes of this pool are also selected by {_called(other)}, which is older: give each node one pool; "
-                "what runs here stays, and no plan adds to it"
-            )
-    return ""
-
-
-def _told(pool: CapacityPool) -> str:
-    """What is said of this pool as it is: of another generation of its spec it was another pool."""
-    ready = (each for each in pool.status.conditions if each.type == "Ready" and each.reason == "Overlaps")
-    return next((c.message for c in ready if c.observed_generation == pool.metadata.generation), "")
-
-
-def _called(older: CapacityPool) -> str:
-    """With its selector: of another one, what was told does not hold."""
-    return f"CapacityPool {older.metadata.name} ({in_words(older.spec.node_selector)})"
+        older = OlderPool(name=other.metadata.name, node_selector=other.spec.node_selector)
+        if older.name in sharing or _includes(pool, other) or older == told:
+            return older
+    return None
 
 
 def _age(pool: CapacityPool) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import OlderPool
 from shoal.api.training_job import TrainingJob
 
 
@@ -39,8 +40,8 @@ class Seen:
     """As many as those need, if they share them; one, while nobody knows what a node has room for."""
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
-    overlaps: str = ""
-    """What is said of an older pool that selects nodes of it."""
+    overlaps: OlderPool | None = None
+    """An older pool that selects nodes of it."""
     nodes_readable: bool = True
     """Else there may be nodes, with pods, that are not seen."""
     operator: str = ""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
-from shoal.api.capacity_pool_status import CapacityPoolStatus
+from shoal.api.capacity_pool_status import CapacityPoolStatus, OlderPool
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import counted
@@ -30,6 +30,9 @@ from tests.unit.policy import build
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 R = TypeVar("R", CapacityPool, TrainingJob)
+
+
+OTHER = OlderPool(name="b", node_selector={"pool": "a"})
 
 
 def pool(status: CapacityPoolStatus | None = None, **spec: Any) -> CapacityPool:
@@ -585,7 +588,7 @@ def test_transition_time_is_kept_while_a_condition_holds() -> None:
 
 def test_problem_of_the_description_is_a_condition() -> None:
     assert condition(measure(seen(pool())), "Ready") == ("True", "Valid")
-    assert condition(measure(seen(pool(), overlaps="other")), "Ready") == ("False", "Overlaps")
+    assert condition(measure(seen(pool(), overlaps=OTHER)), "Ready") == ("False", "Overlaps")
     assert condition(measure(seen(pool(), problem=("NoPrice", "set it"))), "Ready") == ("False", "NoPrice")
 
 
@@ -594,22 +597,26 @@ def node(**labels: str) -> Node:
 
 
 def named(
-    name: str, created: str, selector: dict[str, str], *, told: str = "", generation: int = 1
+    name: str,
+    created: str,
+    selector: dict[str, str],
+    *,
+    told: OlderPool | None = None,
+    generation: int = 1,
+    observed: int = 1,
 ) -> CapacityPool:
-    """`told`: what the first generation of it was told of an older pool."""
-    overlaps = {
-        "type": "Ready",
-        "status": "False",
-        "reason": "Overlaps",
-        "message": told,
-        "observedGeneration": 1,
-        "lastTransitionTime": created,
-    }
+    """`told`: of which older pool its generation `observed` was told."""
+    ready = {"type": "Ready", "status": "False", "reason": "Overlaps", "lastTransitionTime": created}
     return CapacityPool.model_validate(
         {
             "metadata": {"name": name, "uid": name, "creationTimestamp": created, "generation": generation},
             "spec": {"nodeSelector": selector, "limits": {"nodes": 4}, "price": {"perHour": 1}},
-            "status": {"used": 2, "conditions": [overlaps] if told else []},
+            "status": {
+                "used": 2,
+                "observedGeneration": observed,
+                "overlaps": told,
+                "conditions": [ready] if told else [],
+            },
         }
     )
 
@@ -631,16 +638,16 @@ def test_only_the_younger_of_two_pools_that_share_nodes_is_told_and_stays_so(
     selector: dict[str, str], told: bool, nodes: list[Node], blamed: bool
 ) -> None:
     old, young = named("b", OLD, {"pool": "a"}), named("a", YOUNG, selector)
-    words = older_overlap(young, [young, old], {"b"}, [node(pool="a", tier="gpu")])
-    assert "CapacityPool b (pool=a)" in words
+    overlap = older_overlap(young, [young, old], {"b"}, [node(pool="a", tier="gpu")])
+    assert overlap == OlderPool(name="b", node_selector={"pool": "a"})
     if told:
-        young = named("a", YOUNG, selector, told=words)
+        young = named("a", YOUNG, selector, told=overlap)
     sharing = (
         {old.metadata.name}
         if any(selects(old.spec.node_selector, each.metadata.labels) for each in nodes)
         else set[str]()
     )
-    assert older_overlap(young, [young, old], sharing, nodes) == (words if blamed else "")
+    assert older_overlap(young, [young, old], sharing, nodes) == (overlap if blamed else None)
     assert not older_overlap(old, [young, old], {"a"}, [node(pool="a", tier="gpu")])
 
 
@@ -651,20 +658,29 @@ def test_what_a_pool_was_told_ends_with_a_selector_that_is_corrected() -> None:
     told = older_overlap(young, [young, old, other], {"b"}, [node(pool="a", tier="gpu")])
     still = named("a", YOUNG, {"tier": "gpu"}, told=told)
     assert older_overlap(still, [still, old, other], set(), []) == told
-    in_other_words = named("a", YOUNG, {"tier": "gpu"}, told=f"as was said: {told[28:]}")
-    assert older_overlap(in_other_words, [in_other_words, old, other], set(), []) == told
     corrected = named("a", YOUNG, {"tier": "own"}, told=told, generation=2)
     assert not older_overlap(corrected, [corrected, old, other], set(), [])
     assert not older_overlap(still, [still, named("b", OLD, {"pool": "b"}), other], set(), [])
     assert not older_overlap(still, [still, other], set(), []), "the older one is gone"
     wider = named("c", OLD, {"tier": "gpu"})
-    assert "CapacityPool c (tier=gpu)" in older_overlap(
-        still, [still, named("b", OLD, {"pool": "b"}), wider], set(), []
-    )
+    overlap = older_overlap(still, [still, named("b", OLD, {"pool": "b"}), wider], set(), [])
+    assert overlap == OlderPool(name="c", node_selector={"tier": "gpu"})
+
+
+def test_a_pool_does_not_forget_whose_nodes_it_shares_while_they_cannot_be_read() -> None:
+    """It was remembered by the words of its condition, which then are about something else."""
+    old, young = named("b", OLD, {"pool": "a"}), named("a", YOUNG, {"tier": "gpu"})
+    overlap = older_overlap(young, [young, old], {"b"}, [node(pool="a", tier="gpu")])
+    status = measure(seen(young, overlaps=overlap))
+    assert "also selected by CapacityPool b (pool=a), which is older" in status.conditions[0].message
+    blind = measure(seen(young.model_copy(update={"status": status}), overlaps=overlap, nodes_readable=False))
+    assert condition(blind, "Ready") == ("Unknown", "NodesUnreadable")
+    young = young.model_copy(update={"status": blind})
+    assert older_overlap(young, [young, old], set(), []) == overlap
 
 
 def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told="b has them"), NOW).limit == 2
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=OTHER), NOW).limit == 2
     assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).limit == 4
 
 
