@@ -188,7 +188,9 @@ async def running_pools(
     plane: ControlPlane, world: World, identity: str = "shoal-pools"
 ) -> AsyncIterator[NodePools]:
     http = await transport(plane.kubeconfig)
-    pools = NodePools(http, PoolSettings(identity, world.namespace), wall=lambda: world.now)
+    pools = NodePools(
+        http, PoolSettings(identity=identity, lease_namespace=world.namespace), wall=lambda: world.now
+    )
     try:
         async with during(asyncio.create_task(pools.run())):
             yield pools

@@ -32,7 +32,7 @@ from shoal.pools.subject import drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
-from shoal.process.settings import identity_of, level_of, log_format_of, number_of, said_platform
+from shoal.process.settings import ProcessSettings, of_any_process, said_platform
 from shoal.runtime.controller import Controller, count_waiting
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
@@ -48,25 +48,15 @@ WORKERS = 4
 """Pools sized concurrently."""
 
 
-@dataclass(frozen=True)
-class PoolSettings:
-    """The settings of one installation."""
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings(ProcessSettings):
+    """The settings of one installation. The Lease is the same of each: two that lead would write each pool in turns."""
 
-    identity: str = "shoal-pools"
-    """The holder identity in the Lease."""
-    lease_namespace: str = "default"
-    """With `lease_name` the same in every installation: two that lead would write each pool in turns."""
     lease_name: str = "shoal-pools"
-    metrics_port: int = 8080
-    """0: no metrics endpoint."""
-    health_port: int = 8081
-    """0: no health endpoint."""
     platform: Platform = GENERIC
     """Of the nodes, which this process does not read: of all that there may be, unless somebody says it."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     """Labels of the nodes of all pods of jobs."""
-    log_level: str = "INFO"
-    log_format: str = "text"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> PoolSettings:
@@ -76,13 +66,9 @@ class PoolSettings:
             UsageError: a variable is invalid; the message names it.
         """
         return cls(
-            identity=identity_of(environment),
-            metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
-            health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
+            **of_any_process(environment),
             platform=platform_of((), said_platform(environment), own_spot_of(environment)),
             node_selector=labels_of(environment, "SHOAL_NODE_SELECTOR"),
-            log_level=level_of(environment),
-            log_format=log_format_of(environment),
         )
 
 
@@ -97,7 +83,6 @@ class NodePools:
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
         wall: Callable[[], datetime] = utc_now,
-        lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics(LEADING)
         self.cache: Cache[CapacityPool] = Cache(self._changed)
@@ -106,7 +91,7 @@ class NodePools:
             namespace=settings.lease_namespace,
             name=settings.lease_name,
             identity=settings.identity,
-            times=lease_times,
+            times=LEASE_TIMES,
             wall=wall,
             runs=lease_runs,
             on_renewed=metrics.renewal_seconds.observe,

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.controllers.trainingjob.credentials import FIRST_KEY_ID, InstallKey
 from shoal.errors import UsageError
@@ -17,8 +18,25 @@ from shoal.policy.model import Images
 from shoal.process.install_key import KEY_BYTES
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """What is set of each process."""
+
+    identity: str = "shoal"
+    """The holder identity in the Lease."""
+    lease_namespace: str = "default"
+    lease_name: str = "shoal"
+    metrics_port: int = 8080
+    """0: no metrics endpoint."""
+    health_port: int = 8081
+    """0: no health endpoint."""
+    log_level: str = "INFO"
+    log_format: str = "text"
+    """text or json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ProcessSettings):
     """The settings of one installation."""
 
     install_key: InstallKey
@@ -33,21 +51,10 @@ class Settings:
     """The platform of the nodes; None: as their labels say."""
     own_spot: Platform = NO_OWN
     """Labels and taints of spot nodes that are this cluster's own."""
-    identity: str = "shoal"
-    """The holder identity in the Lease."""
-    lease_namespace: str = "default"
-    lease_name: str = "shoal"
-    metrics_port: int = 8080
-    """0: no metrics endpoint."""
-    health_port: int = 8081
-    """0: no health endpoint."""
     page_port: int = 0
     """0: no web page."""
     page_hosts: tuple[str, ...] = ()
     """Names by which browsers may ask for it."""
-    log_level: str = "INFO"
-    log_format: str = "text"
-    """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
     plan_seconds: float = 60.0
@@ -62,6 +69,7 @@ class Settings:
         """
         get = environment.get
         return cls(
+            **of_any_process(environment),
             install_key=_key(_required(environment, "SHOAL_INSTALL_KEY_FILE")),
             images=Images(
                 ps=_required(environment, "SHOAL_IMAGE_PS"),
@@ -74,17 +82,12 @@ class Settings:
             kueue=_flag(environment, "SHOAL_KUEUE", False),
             platform=said_platform(environment),
             own_spot=own_spot_of(environment),
-            identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
-            metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
-            health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
-            page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
+            page_port=_number(environment, "SHOAL_PAGE_PORT", 0),
             page_hosts=tuple(filter(None, get("SHOAL_PAGE_HOSTS", "").split(","))),
-            log_level=level_of(environment),
-            log_format=log_format_of(environment),
-            telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
+            telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
+            plan_seconds=max(1, _number(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
 
@@ -121,12 +124,20 @@ def _id(file: Path) -> str:
     return file.read_text().strip() if file.exists() else FIRST_KEY_ID
 
 
-def identity_of(environment: Mapping[str, str]) -> str:
-    """The holder identity in a Lease."""
-    return environment.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+def of_any_process(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What is set of each process. The namespace and the name of its Lease are not: some have one for all."""
+    get = environment.get
+    level = (get("SHOAL_LOG_LEVEL") or "info").lower()
+    return {
+        "identity": get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        "metrics_port": _number(environment, "SHOAL_METRICS_PORT", 8080),
+        "health_port": _number(environment, "SHOAL_HEALTH_PORT", 8081),
+        "log_level": _choice("SHOAL_LOG_LEVEL", level, "debug", "info", "warning", "error").upper(),
+        "log_format": _choice("SHOAL_LOG_FORMAT", get("SHOAL_LOG_FORMAT") or "text", "text", "json"),
+    }
 
 
-def number_of(environment: Mapping[str, str], name: str, default: int) -> int:
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     """A variable that is a non-negative integer."""
     text = environment.get(name) or str(default)
     if not text.isdigit():
@@ -135,10 +146,13 @@ def number_of(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
-    text = (environment.get(name) or str(default)).lower()
-    if text not in {"true", "false"}:
-        raise UsageError(f"{name}={text} must be true or false")
-    return text == "true"
+    return _choice(name, (environment.get(name) or str(default)).lower(), "true", "false") == "true"
+
+
+def _choice(name: str, text: str, *choices: str) -> str:
+    if text not in choices:
+        raise UsageError(f"{name}={text} must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return text
 
 
 def said_platform(environment: Mapping[str, str]) -> Platform | None:
@@ -149,19 +163,3 @@ def said_platform(environment: Mapping[str, str]) -> Platform | None:
     if name not in PLATFORMS:
         raise UsageError(f"SHOAL_PLATFORM={name} must be auto or one of {', '.join(PLATFORMS)}")
     return PLATFORMS[name]
-
-
-def level_of(environment: Mapping[str, str]) -> str:
-    """The log level."""
-    level = (environment.get("SHOAL_LOG_LEVEL") or "info").upper()
-    if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
-        raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")
-    return level
-
-
-def log_format_of(environment: Mapping[str, str]) -> str:
-    """The format of the log's lines."""
-    name = environment.get("SHOAL_LOG_FORMAT") or "text"
-    if name not in {"text", "json"}:
-        raise UsageError(f"SHOAL_LOG_FORMAT={name} must be text or json")
-    return name
