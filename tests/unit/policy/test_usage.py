@@ -18,7 +18,7 @@ from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.planning_status import CostStatus
 from shoal.api.training_job_status import MOST_USED
-from shoal.policy.decide.usage import _price
+from shoal.policy.decide.cost import price_of
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal_trainer.contract import Outcome
@@ -411,9 +411,10 @@ def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
 
         def price(of: CapacityPool) -> Decimal | None:
             prices[of.metadata.name] += 1
-            return _price(of)
+            return price_of(of)
 
-        monkeypatch.setattr("shoal.policy.decide.usage._price", price)
+        for where in ("cost", "usage"):
+            monkeypatch.setattr(f"shoal.policy.decide.{where}.price_of", price)
         plan(replace(world.observation(), others_on=others_on))
         return asked_of, prices["a"]
 

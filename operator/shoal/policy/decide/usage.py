@@ -1,4 +1,4 @@
-"""Counts what the job uses and meets in its pools, and what that costs: each thing once.
+"""Counts what the job uses and meets in its pools, and what of it the job pays: each thing once.
 
 Workers and parameter servers alike: the pool of a pod is the one whose label it was made with, as its slot records it.
 A count and the evidence that it was counted go into one status write: node time is counted from the slots of the last
@@ -24,12 +24,12 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
+from shoal.policy.decide.cost import amount_text, cost_so_far, price_of
 from shoal.policy.decide.members import MOVED, SILENT, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, PoolNode
@@ -70,10 +70,6 @@ INTERRUPTIONS = frozenset(
     }
 )
 """Reasons of disruptions that say that the pool lost a node; not preemptions, evictions and deletions."""
-MOST_AN_HOUR = Decimal(10**9)
-"""More, which the CRD lets somebody say of a node, would be an amount that no status takes."""
-_MICRO = Decimal("0.000001")
-_HOUR = Decimal(3600)
 
 
 @dataclass(frozen=True)
@@ -273,7 +269,7 @@ class _Counter:
             prices = {name: self._node_price(name) for name in used.by_pool().keys() | has.by_pool().keys()}
             others = facts.seen.others_on(set(map(itemgetter(1), (*stay, *was, *now))))
             pays = {} if ends else _paid(has, others)
-            cost = _cost(facts.seen.pools, prices, cost, _paid(used, others), pays)
+            cost = cost_so_far(facts.seen.pools, prices, cost, _paid(used, others), pays)
         else:
             until = before.counted_until
         if stay or now:
@@ -296,8 +292,8 @@ class _Counter:
         """Of an hour, as the pool says; while it is not there, as it said last: its nodes are paid all the same."""
         usage, pool = self._usage(name), self._facts.seen.pools.get(name)
         if pool is not None:
-            price = _price(pool)
-            usage["price_per_hour"] = None if price is None else _text(price)
+            price = price_of(pool)
+            usage["price_per_hour"] = None if price is None else amount_text(price)
         last = usage["price_per_hour"]
         return None if last is None else Decimal(last)
 
@@ -363,57 +359,3 @@ def _paid(amounts: _Amounts, others: Mapping[str, int]) -> Mapping[str, Decimal]
     for (pool, name), amount in amounts.of(others) if others else ():
         paid[pool] -= Decimal(amount) * others[name] / (1 + others[name])
     return paid
-
-
-def _cost(
-    pools: Mapping[str, CapacityPool],
-    node_prices: Mapping[str, Decimal | None],
-    before: CostStatus | None,
-    seconds: Mapping[str, Decimal],
-    now: Mapping[str, Decimal],
-) -> CostStatus | None:
-    """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool, the job's part."""
-    if (
-        before is None
-        and not any(pool.spec.price for pool in pools.values())
-        and not any(node_prices.values())
-    ):
-        return None
-    before = before or CostStatus()
-    spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)
-    for name, some in seconds.items():
-        if (price := node_prices[name]) is None:
-            continue
-        spent += price * some / _HOUR
-        saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * some / _HOUR
-    prices = ((node_prices[name] or Decimal(0)) * nodes for name, nodes in now.items())
-    per_hour = sum(prices, Decimal(0))
-    return CostStatus(per_hour=_text(per_hour), accumulated=_text(spent), saved_versus_on_demand=_text(saved))
-
-
-def _price(pool: CapacityPool | None) -> Decimal | None:
-    if pool is None or pool.spec.price is None:
-        return None
-    return min(Decimal(str(pool.spec.price.per_hour)), MOST_AN_HOUR)
-
-
-def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
-    """The least price of an on-demand node with the same accelerators or, without any, as many cores."""
-    same = _kind(pools[name]) if name in pools else None
-    prices = [
-        price
-        for pool in pools.values()
-        if pool.spec.capacity_type == "OnDemand" and same and _kind(pool) == same and (price := _price(pool))
-    ]
-    return min(prices, default=None)
-
-
-def _kind(pool: CapacityPool) -> object:
-    """What nodes of a pool are compared by; nothing where it is not said."""
-    return pool.spec.accelerator or pool.spec.core_count or None
-
-
-def _text(amount: Decimal) -> str:
-    """To a millionth, without zeros at the end."""
-    text = f"{amount.quantize(_MICRO):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
