@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter
-
 from shoal.runtime.metrics import Metrics
 
 LEADING = "shoal_pools_leading"
@@ -13,9 +11,6 @@ class PoolMetrics:
     """Counters in the registry of the process."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.resizes = Counter(
-            "shoal_pool_resizes_total",
-            "Sizes that were set, by mode and result.",
-            ["mode", "result"],
-            registry=metrics.registry,
+        self.resizes = metrics.counter(
+            "shoal_pool_resizes_total", "Sizes that were set, by mode and result.", "mode", "result"
         )

@@ -28,72 +28,58 @@ class Metrics:
 
     def __init__(self, leading: str = "shoal_leading") -> None:
         self.registry = CollectorRegistry()
-        self.reconcile_seconds = Histogram(
+        self.reconcile_seconds = self.histogram(
             "shoal_reconcile_seconds",
             "Duration of one reconcile, by controller and result.",
-            ["controller", "result"],
-            buckets=FAST,
-            registry=self.registry,
+            "controller",
+            "result",
         )
-        self.queue_seconds = Histogram(
-            "shoal_queue_seconds",
-            "Time that an object waited to be reconciled, by controller.",
-            ["controller"],
-            buckets=FAST,
-            registry=self.registry,
+        self.queue_seconds = self.histogram(
+            "shoal_queue_seconds", "Time that an object waited to be reconciled, by controller.", "controller"
         )
-        self.watch_restarts = Counter(
+        self.watch_restarts = self.counter(
             "shoal_watch_restarts_total",
             "Watches that were restarted, by resource and reason.",
-            ["resource", "reason"],
-            registry=self.registry,
+            "resource",
+            "reason",
         )
-        self.unread_objects = Counter(
-            "shoal_unread_objects_total",
-            "States of objects that could not be read, by resource.",
-            ["resource"],
-            registry=self.registry,
+        self.unread_objects = self.counter(
+            "shoal_unread_objects_total", "States of objects that could not be read, by resource.", "resource"
         )
-        self.status_writes = Counter(
-            "shoal_status_writes_total",
-            "Status updates, by kind and result.",
-            ["kind", "result"],
-            registry=self.registry,
+        self.status_writes = self.counter(
+            "shoal_status_writes_total", "Status updates, by kind and result.", "kind", "result"
         )
-        self.events = Counter(
-            "shoal_events_total",
-            "Events about objects, by result: posted, dropped, failed.",
-            ["result"],
-            registry=self.registry,
+        self.events = self.counter(
+            "shoal_events_total", "Events about objects, by result: posted, dropped, failed.", "result"
         )
-        self.requests = Histogram(
+        self.requests = self.histogram(
             "shoal_api_request_seconds",
             "Duration of requests to the API server, by verb and HTTP status (0: no answer).",
-            ["verb", "code"],
-            buckets=FAST,
-            registry=self.registry,
+            "verb",
+            "code",
         )
-        self.loop_lag = Histogram(
+        self.loop_lag = self.histogram(
             "shoal_loop_lag_seconds",
             "How long the event loop was held by something else, sampled once a second.",
-            buckets=FAST,
-            registry=self.registry,
         )
-        self.renewal_seconds = Histogram(
-            "shoal_lease_renewal_seconds",
-            "Duration of one renewal of the Lease.",
-            buckets=FAST,
-            registry=self.registry,
+        self.renewal_seconds = self.histogram(
+            "shoal_lease_renewal_seconds", "Duration of one renewal of the Lease."
         )
-        self.leading = Gauge(
-            leading,
-            "1 while this process holds the Lease and has read the cluster.",
-            registry=self.registry,
-        )
+        self.leading = self.gauge(leading, "1 while this process holds the Lease and has read the cluster.")
 
-        Gauge("shoal_build_info", "1; the version is a label.", ["version"], registry=self.registry).labels(
-            __version__
-        ).set(1)
+        self.gauge("shoal_build_info", "1; the version is a label.", "version").labels(__version__).set(1)
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """A counter in the registry."""
+        return Counter(name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A gauge in the registry."""
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = FAST) -> Histogram:
+        """A histogram in the registry."""
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def live(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
         """Export a gauge that is computed at each scrape; `values`: value by label."""

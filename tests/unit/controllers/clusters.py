@@ -217,7 +217,7 @@ class Rig:
         self.tasks = Tasks()
         self.wall = NOW
         self.cluster.now = lambda: self.wall
-        self.metrics = JobMetrics(Metrics())
+        self.metrics, self.registry = JobMetrics(process := Metrics()), process.registry
         self.on_wake: Wake = lambda _key, _priority: None
         self.state = ClusterState(Wakes(jobs=self._wake), wall=lambda: self.wall)
         self.answers = AnswerStore()

@@ -6,8 +6,6 @@ from collections import Counter as Sums
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.runtime.metrics import Metrics
@@ -18,34 +16,27 @@ class PlanMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.seconds = Histogram(
+        self.seconds = metrics.histogram(
             "shoal_plan_seconds",
             "Duration of one plan of all jobs with pools.",
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600),
-            registry=metrics.registry,
         )
-        self.busy = Gauge(
+        self.busy = metrics.gauge(
             "shoal_plan_busy_ratio",
             "Share of the time that plans take, from the end of the last but one to the end of the last.",
-            registry=metrics.registry,
         )
-        self.plans = Counter(
-            "shoal_plans_total",
-            "Plans, by result: done, error, interrupted.",
-            ["result"],
-            registry=metrics.registry,
+        self.plans = metrics.counter(
+            "shoal_plans_total", "Plans, by result: done, error, interrupted.", "result"
         )
 
-        self.faults = Counter(
+        self.faults = metrics.counter(
             "shoal_plan_faults_total",
             "What a plan had to leave out because of a fault, by what: job, pool, profile, report.",
-            ["what"],
-            registry=metrics.registry,
+            "what",
         )
-        self.rows_left_out = Gauge(
+        self.rows_left_out = metrics.gauge(
             "shoal_plan_rows_left_out",
             "Measured configurations of models that are not planned, too many for the last plan to learn from.",
-            registry=metrics.registry,
         )
 
     def count_proposals(self, oldest_seconds: Callable[[], float], waiting: Callable[[], int]) -> None:

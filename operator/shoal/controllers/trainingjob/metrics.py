@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
-from prometheus_client import Counter, Histogram
-
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TROUBLE, TrainingJobStatus
 from shoal.runtime.metrics import Metrics
@@ -33,65 +31,48 @@ class JobMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.registry = registry = metrics.registry
-        self.actions = Counter(
-            "shoal_actions_total",
-            "Actions of reconciles of jobs, by kind and result.",
-            ["action", "result"],
-            registry=registry,
+        self.actions = metrics.counter(
+            "shoal_actions_total", "Actions of reconciles of jobs, by kind and result.", "action", "result"
         )
-        self.polls = Counter(
-            "shoal_coordinator_polls_total",
-            "Reads of coordinators, by result: read, unreachable.",
-            ["result"],
-            registry=registry,
+        self.polls = metrics.counter(
+            "shoal_coordinator_polls_total", "Reads of coordinators, by result: read, unreachable.", "result"
         )
-        self.disruptions = Counter(
-            "shoal_disruptions_total", "Workers that the platform disrupted.", registry=registry
+        self.disruptions = metrics.counter("shoal_disruptions_total", "Workers that the platform disrupted.")
+        self.failures = metrics.counter(
+            "shoal_failures_total", "Failures of jobs (disruptions not included)."
         )
-        self.failures = Counter(
-            "shoal_failures_total", "Failures of jobs (disruptions not included).", registry=registry
+        self.lost = metrics.counter(
+            "shoal_workers_lost_total", "Failures and disruptions of workers, by reason.", "reason"
         )
-        self.lost = Counter(
-            "shoal_workers_lost_total",
-            "Failures and disruptions of workers, by reason.",
-            ["reason"],
-            registry=registry,
+        self.server_restarts = metrics.counter(
+            "shoal_parameter_server_restarts_total", "Replacements and restarts of parameter servers."
         )
-        self.server_restarts = Counter(
-            "shoal_parameter_server_restarts_total",
-            "Replacements and restarts of parameter servers.",
-            registry=registry,
-        )
-        self.reactions = Histogram(
+        self.reactions = metrics.histogram(
             "shoal_reaction_seconds",
             "From the loss of a pod to the stage that its replacement has reached: created, running, first_push.",
-            ["role", "stage", "reason"],
+            "role",
+            "stage",
+            "reason",
             buckets=REACTIONS,
-            registry=registry,
         )
-        self.plan_changes = Counter(
-            "shoal_plan_changes_total", "Changes of the counts in plans of jobs.", registry=registry
+        self.plan_changes = metrics.counter(
+            "shoal_plan_changes_total", "Changes of the counts in plans of jobs."
         )
-        self.speed_predictions = Histogram(
+        self.speed_predictions = metrics.histogram(
             "shoal_predicted_speed_ratio",
             "Predicted over measured speed of a job, at each write of its status with a new prediction.",
             buckets=RATIOS,
-            registry=registry,
         )
-        self.finish_predictions = Histogram(
+        self.finish_predictions = metrics.histogram(
             "shoal_predicted_finish_ratio",
             "Of a job that succeeded: the remaining time when it was first predicted, over what it took.",
             buckets=RATIOS,
-            registry=registry,
         )
-        self.cost = Counter(
-            "shoal_cost_total", "Cost of the jobs' nodes, in the currency of the pools.", registry=registry
+        self.cost = metrics.counter(
+            "shoal_cost_total", "Cost of the jobs' nodes, in the currency of the pools."
         )
-        self.saved = Counter(
-            "shoal_cost_saved_total",
-            "What the same node hours would have cost more at on-demand prices.",
-            registry=registry,
+        self.saved = metrics.counter(
+            "shoal_cost_saved_total", "What the same node hours would have cost more at on-demand prices."
         )
         self._first: dict[str, _Expected] = {}
 

@@ -25,11 +25,11 @@ def status(disruptions: int, failures: int, **by_reason: int) -> TrainingJobStat
 
 
 def test_only_increments_are_counted() -> None:
-    metrics = JobMetrics(Metrics())
+    metrics = JobMetrics(process := Metrics())
     one, two = status(1, 0, Gone=1), status(2, 1, Gone=2, Error=1)
     for old, new in ((TrainingJobStatus(), one), (one, two), (two, two)):
         metrics.count_changes("u", old, new, NOW)
-    read = metrics.registry.get_sample_value
+    read = process.registry.get_sample_value
     assert read("shoal_disruptions_total") == 2
     assert read("shoal_failures_total") == 1
     assert read("shoal_workers_lost_total", {"reason": "Gone"}) == 2
@@ -37,7 +37,7 @@ def test_only_increments_are_counted() -> None:
 
 
 def test_costs_plans_and_predictions_are_compared_with_what_came() -> None:
-    metrics = JobMetrics(Metrics())
+    metrics = JobMetrics(process := Metrics())
     said = PredictionStatus(remaining_seconds=90, relative_error="-0.25")
     later = PredictionStatus(remaining_seconds=10, relative_error="0")
     one = TrainingJobStatus(
@@ -55,7 +55,7 @@ def test_costs_plans_and_predictions_are_compared_with_what_came() -> None:
     steps = [TrainingJobStatus(), one, two, done]
     for seconds, (old, new) in zip((0, 50, 100), pairwise(steps), strict=True):
         metrics.count_changes("u", old, new, NOW + timedelta(seconds=seconds))
-    read = metrics.registry.get_sample_value
+    read = process.registry.get_sample_value
     assert read("shoal_cost_total") == 1.75
     assert read("shoal_cost_saved_total") == 3
     assert read("shoal_plan_changes_total") == 2
@@ -65,20 +65,20 @@ def test_costs_plans_and_predictions_are_compared_with_what_came() -> None:
 
 
 def test_jobs_are_counted_by_phase_without_names() -> None:
-    metrics = JobMetrics(Metrics())
+    metrics = JobMetrics(process := Metrics())
     phases = ("Running", "Running", "", "Failed")
     jobs = [
         TrainingJob.model_validate({**build.job_manifest(), "status": {"phase": each}}) for each in phases
     ]
     metrics.count_jobs(lambda: jobs)
-    text = generate_latest(metrics.registry).decode()
+    text = generate_latest(process.registry).decode()
     assert 'shoal_jobs{phase="Running"} 2.0' in text
     assert 'shoal_jobs{phase="Pending"} 1.0' in text
     assert "job=" not in text
 
 
 def test_jobs_are_counted_by_the_conditions_of_trouble_that_hold() -> None:
-    metrics = JobMetrics(Metrics())
+    metrics = JobMetrics(process := Metrics())
     states = [
         {"NodeSignalsSuspect": "True", "Degraded": "True", "Running": "True"},
         {"NodeSignalsSuspect": "True", "Degraded": "False"},
@@ -90,7 +90,7 @@ def test_jobs_are_counted_by_the_conditions_of_trouble_that_hold() -> None:
     ]
     jobs = [build.job({"conditions": each}) for each in conditions]
     metrics.count_jobs(lambda: jobs)
-    text = generate_latest(metrics.registry).decode()
+    text = generate_latest(process.registry).decode()
     assert sorted(line for line in text.splitlines() if line.startswith("shoal_jobs_troubled{")) == [
         'shoal_jobs_troubled{condition="Degraded"} 1.0',
         'shoal_jobs_troubled{condition="NodeSignalsSuspect"} 2.0',
@@ -98,7 +98,7 @@ def test_jobs_are_counted_by_the_conditions_of_trouble_that_hold() -> None:
 
 
 def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:
-    metrics = JobMetrics(Metrics())
+    metrics = JobMetrics(process := Metrics())
     states = [
         {},
         {"phase": "Pending", "reason": "Invalid"},
@@ -110,7 +110,7 @@ def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:
     ]
     jobs = [TrainingJob.model_validate({**build.job_manifest(), "status": each}) for each in states]
     metrics.count_jobs(lambda: jobs)
-    text = generate_latest(metrics.registry).decode()
+    text = generate_latest(process.registry).decode()
     assert sorted(line for line in text.splitlines() if line.startswith("shoal_jobs_waiting{")) == [
         'shoal_jobs_waiting{reason="Invalid"} 1.0',
         'shoal_jobs_waiting{reason="Pending"} 1.0',

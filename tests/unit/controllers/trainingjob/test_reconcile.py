@@ -85,8 +85,8 @@ async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
     ]
     assert "digits-worker-1-1" in rig.pods()
     assert rig.job.status.restarts.disruptions == 1
-    assert rig.metrics.registry.get_sample_value("shoal_disruptions_total") == 1
-    assert rig.metrics.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
+    assert rig.registry.get_sample_value("shoal_disruptions_total") == 1
+    assert rig.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
 
 
 async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
