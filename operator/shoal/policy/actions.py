@@ -14,6 +14,19 @@ from shoal.manifests.objects import Manifest
 
 
 @dataclass(frozen=True)
+class _Sent:
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class _OfOne:
+    name: str
+    uid: str
+    """Of this object, and of no other that has its name by then."""
+
+
+@dataclass(frozen=True)
 class CreatePod:
     """POST with `fieldValidation=Strict`. A 409 for a pod of this job is success."""
 
@@ -48,12 +61,8 @@ class DeletePod:
     grace_seconds: int | None = None
 
 
-@dataclass(frozen=True)
-class CreateService:
+class CreateService(_Sent):
     """POST a Service."""
-
-    name: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,8 @@ class UpdateService:
     back_to: str = ""
 
 
-@dataclass(frozen=True)
-class DeleteService:
+class DeleteService(_OfOne):
     """DELETE the Service of a removed shard."""
-
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True)
@@ -88,28 +93,16 @@ class CreateSecret:
     name: str
 
 
-@dataclass(frozen=True)
-class CreateDisruptionBudget:
+class CreateDisruptionBudget(_Sent):
     """POST a PodDisruptionBudget. A 409 means that it exists already."""
 
-    name: str
-    manifest: Manifest
 
-
-@dataclass(frozen=True)
-class ApplyPodGroup:
+class ApplyPodGroup(_Sent):
     """Server-side apply of a PodGroup of scheduler-plugins. A 404 means that they are not installed."""
 
-    name: str
-    manifest: Manifest
 
-
-@dataclass(frozen=True)
-class CreateWorkload:
+class CreateWorkload(_Sent):
     """POST a Workload of Kueue, with the priority that its class has now. A 409 means that it exists already."""
-
-    name: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -124,20 +117,12 @@ class TellWorkload:
     message: str
 
 
-@dataclass(frozen=True)
-class RequeueWorkload:
+class RequeueWorkload(_OfOne):
     """Give the quota of an evicted Workload back (`shoal.manifests.workload.requeued`), so that it is queued again."""
 
-    name: str
-    uid: str
 
-
-@dataclass(frozen=True)
-class DeleteWorkload:
+class DeleteWorkload(_OfOne):
     """DELETE a Workload of Kueue, which gives its quota back."""
-
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True)
@@ -158,12 +143,8 @@ class ConfirmAbsent:
     kind: Literal["Pod", "Node"] = "Pod"
 
 
-@dataclass(frozen=True)
-class DeleteJob:
+class DeleteJob(_OfOne):
     """DELETE the TrainingJob (ttlSecondsAfterFinished): uid as precondition, Background propagation."""
-
-    name: str
-    uid: str
 
 
 Action = (
