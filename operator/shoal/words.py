@@ -17,6 +17,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
+def stamp(moment: datetime) -> str:
+    """A moment in UTC as Kubernetes writes it, to the second."""
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
 def age(of: datetime | str | None, now: datetime) -> str:
     """How long ago, as `duration`."""
     if of is None or of == "":

@@ -95,6 +95,12 @@ class Transport(Protocol):
         ...
 
 
+async def apply(transport: Transport, path: str, body: Mapping[str, Any], manager: str) -> Answer:
+    """Apply on the server: what others manage of these fields becomes the manager's."""
+    query = {"fieldManager": manager, "force": "true"}
+    return await transport.request("PATCH", path, query=query, body=body, content_type=APPLY_PATCH)
+
+
 class StreamRefused(Exception):
     """A watch was answered with an error instead of a stream."""
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
+from shoal.words import stamp
 
 T = TypeVar("T", Pod, Node, TrainingJob)
 
@@ -71,7 +72,7 @@ def _silence_as_heard(old: Node, new: Node, now: datetime) -> Node:
     if was is not None and was.status == "Unknown":
         since = max(said, was.last_transition_time or "")
     else:
-        since = said if said >= _text(now - TOLERATED) else _text(now)
+        since = said if said >= stamp(now - TOLERATED) else stamp(now)
     if since == said:
         return new
     known = tuple(
@@ -87,7 +88,7 @@ def _taints_as_heard(old: Node, new: Node, now: datetime) -> Node:
     taints = tuple(
         each
         if each.time_added is not None
-        else dataclasses.replace(each, time_added=known.get((each.key, each.effect), _text(now)))
+        else dataclasses.replace(each, time_added=known.get((each.key, each.effect), stamp(now)))
         for each in new.spec.taints
     )
     if taints == new.spec.taints:
@@ -101,7 +102,7 @@ class _Clock:
     def __init__(self, now: datetime, by: timedelta = timedelta()) -> None:
         self._then = (now + by).replace(microsecond=0)
         self._latest = now + by + TOLERATED
-        self._latest_text = _text(self._latest)
+        self._latest_text = stamp(self._latest)
 
     def is_ahead(self, said: str | datetime | None) -> bool:
         """Whether it cannot be."""
@@ -115,7 +116,7 @@ class _Clock:
             return said
         if before and not self.is_ahead(before):  # else this clock was set back since
             return before
-        return _text(self._then) if isinstance(said, str) else self._then
+        return stamp(self._then) if isinstance(said, str) else self._then
 
 
 def _heard(old: Any, new: Any, clocks: Mapping[str, _Clock]) -> Any:
@@ -170,7 +171,3 @@ def _moments(seen: Pod | Node | TrainingJob) -> Iterator[str | datetime | None]:
                 yield slot.ended_at
     for condition in seen.status.conditions:
         yield condition.last_transition_time
-
-
-def _text(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

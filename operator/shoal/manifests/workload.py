@@ -17,6 +17,7 @@ from shoal.manifests.objects import Manifest, owner
 from shoal.manifests.placement import Assigned
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.pods import Images, PodFactory
+from shoal.words import stamp
 
 ADMISSION_MANAGER = "kueue-admission"
 """The field manager of an admission: of Kueue, and of whoever gives the quota back."""
@@ -151,5 +152,5 @@ def _condition(
         "reason": reason,
         "message": message,
         "observedGeneration": generation,
-        "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": stamp(now),
     }

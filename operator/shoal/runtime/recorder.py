@@ -28,6 +28,7 @@ from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import MERGE_PATCH, Answer, Transport
 from shoal.errors import ClusterError
 from shoal.runtime.shares import Shares
+from shoal.words import stamp
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ class Recorder:
         return {"lastTimestamp": self._now(), "message": message[:MAX_MESSAGE_LENGTH], "count": count}
 
     def _now(self) -> str:
-        return self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return stamp(self._wall())
 
 
 def _name(about: Resource, reason: str, content: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from shoal.api.base import API_VERSION, ObjectMeta, Resource
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Answer, Transport
+from shoal.cluster.transport import MERGE_PATCH, Answer, Transport, apply
 from shoal.errors import Refused, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -140,14 +140,9 @@ class StatusWriter(Generic[R]):
         identity = {"name": about.metadata.name, "uid": about.metadata.uid}
         if about.NAMESPACED:
             identity["namespace"] = about.metadata.namespace
-        answer = await self._transport.request(
-            "PATCH",
-            f"{object_path(about)}/status",
-            query={"fieldManager": manager, "force": "true"},
-            body={"apiVersion": API_VERSION, "kind": about.kind, "metadata": identity, "status": fields},
-            content_type=APPLY_PATCH,
-        )
-        return self._stored(about, answer)
+        body = {"apiVersion": API_VERSION, "kind": about.kind, "metadata": identity, "status": fields}
+        path = f"{object_path(about)}/status"
+        return self._stored(about, await apply(self._transport, path, body, manager))
 
     async def write_finalizers(self, about: R, finalizers: Sequence[str]) -> R | None:
         """Write all finalizers, of an object that has not changed since; else as `write`.

@@ -27,6 +27,7 @@ from shoal.api.speed_profile import (
 )
 from shoal.sizing.fleet.resources import nearest
 from shoal.sizing.speed import priors
+from shoal.words import stamp
 from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
 _BESIDE, _SHARD = "beside", "shard/"
@@ -94,10 +95,10 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
         )
     if not news and model == status.model:
         return status
-    stamp = _stamp(now)
+    at = stamp(now)
     kept = sorted(rows.values(), key=lambda row: row.last_seen)[-MOST_ROWS:]
     others = [each for each in status.sources if each.uid != uid]
-    ours = SpeedSource(uid=uid, report=report.speed_epoch, counts=counts, at=stamp)
+    ours = SpeedSource(uid=uid, report=report.speed_epoch, counts=counts, at=at)
     return status.model_copy(
         update={
             "model": model,
@@ -108,7 +109,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "beside_steps": beside,
             "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
             "sources": (*others, ours),
-            "last_updated": stamp if news else status.last_updated,
+            "last_updated": at if news else status.last_updated,
         }
     )
 
@@ -195,7 +196,7 @@ def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], 
         keep *= 0.5 ** (age / MEASURED_AGAIN)
     before = {"compute": old.compute, "pull": old.pull, "push": old.push, "step": old.step}
     after = {name: _pooled(was, part, keep) for (name, was), part in zip(before.items(), fresh, strict=True)}
-    return old.model_copy(update={**after, "last_seen": _stamp(now)})
+    return old.model_copy(update={**after, "last_seen": stamp(now)})
 
 
 def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
@@ -255,7 +256,7 @@ def _loaded(
         busy_seconds=f"{busy:.6g}",
         updates=f"{updates:.6g}",
         bytes=f"{received:.6g}",
-        last_seen=_stamp(now),
+        last_seen=stamp(now),
     )
 
 
@@ -295,7 +296,7 @@ def _added(old: BesideSteps | None, length: int, fresh: BesideSums, now: datetim
     }
     before = old or BesideSteps()
     sums = {name: f"{_number(getattr(before, name)) * keep + more:.6g}" for name, more in new.items()}
-    return BesideSteps(samples_per_epoch=length, last_seen=_stamp(now), **sums)
+    return BesideSteps(samples_per_epoch=length, last_seen=stamp(now), **sums)
 
 
 def _amounts(sums: BesideSums) -> tuple[float, float, float, float]:
@@ -351,7 +352,3 @@ def _age(last_seen: str, now: datetime) -> timedelta:
 def _weight(last_seen: str, now: datetime) -> float:
     """What a measurement of that time still counts, 0 to 1."""
     return priors.weight(_age(last_seen, now).total_seconds())
-
-
-def _stamp(now: datetime) -> str:
-    return now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,7 +17,7 @@ from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import version
 from shoal.cluster.clock import loop_time
-from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Transport
+from shoal.cluster.transport import MERGE_PATCH, Transport, apply
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
 from shoal.controllers.trainingjob.credentials import JobCredentials
@@ -166,13 +166,7 @@ class Applier:
         self, job: TrainingJob, answers: ApiAnswers, name: str, manifest: Manifest
     ) -> bool:
         """Make the PodGroup as it should be; False if there are none, or they are not allowed."""
-        answer = await self._transport.request(
-            "PATCH",
-            path(job, _POD_GROUPS, name),
-            query={"fieldManager": FIELD_MANAGER, "force": "true"},
-            body=manifest,
-            content_type=APPLY_PATCH,
-        )
+        answer = await apply(self._transport, path(job, _POD_GROUPS, name), manifest, FIELD_MANAGER)
         key = names.group_key(job)
         if answer.ok:
             answers.refused.pop(key, None)

@@ -22,6 +22,7 @@ from shoal.errors import Unavailable
 from shoal.policy.common.wording import short
 from shoal.runtime.backoff import pause
 from shoal.runtime.work_queue import Priority
+from shoal.words import stamp
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Complaints:
             "reason": REASON,
             "message": known.message,
             "observedGeneration": known.generation,
-            "lastTransitionTime": self._wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lastTransitionTime": stamp(self._wall()),
         }
         body = {
             "metadata": {"uid": known.uid},

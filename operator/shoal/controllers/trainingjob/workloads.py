@@ -10,7 +10,7 @@ from typing import Any
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, Transport
+from shoal.cluster.transport import Transport, apply
 from shoal.controllers.trainingjob.objects import WORKLOADS, path
 from shoal.errors import Refused, Unavailable
 from shoal.manifests.objects import Manifest
@@ -102,13 +102,7 @@ class Workloads:
         Raises:
             Unavailable: another one has its name, or it changed at that moment: its watch says which.
         """
-        answer = await self._transport.request(
-            "PATCH",
-            f"{path(job, WORKLOADS, name)}/status",
-            query={"fieldManager": manager, "force": "true"},
-            body=body,
-            content_type=APPLY_PATCH,
-        )
+        answer = await apply(self._transport, f"{path(job, WORKLOADS, name)}/status", body, manager)
         answer.accept(404)
         if answer.ok:
             self._cache.put(Workload.model_validate_json(answer.body))

@@ -22,7 +22,7 @@ from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import TABLE_RUNS
-from shoal.sizing.plan.explain import duration, fleet, money
+from shoal.sizing.plan.explain import duration, fleet, money, sentence
 from shoal.sizing.plan.planner import Plan, Point, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Engines
@@ -124,14 +124,14 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
     try:
         one = given.problem(job, left)
     except UsageError as error:
-        words = _sentence(str(error))
+        words = sentence(str(error))
         return _squeezed(job, left, given) or Solved(job, unplanned(job, given.pools, left, words))
     try:
         choice = choice_of(
             given.kept, job.name, _asked(job, one, elsewhere), partial(_choice, seed=given.seed)
         )
     except UsageError as error:
-        return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
+        return Solved(job, unplanned(job, given.pools, left, sentence(str(error))))
     answer = answer_of(job, one, choice.found)
     return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
 
@@ -309,10 +309,6 @@ def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
         reason=f"{answer.reason} {words}",
     )
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def _raise(what: str, field: str) -> str:

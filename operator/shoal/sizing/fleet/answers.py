@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
-from shoal.sizing.plan.explain import explain, fleet
+from shoal.sizing.plan.explain import explain, fleet, sentence
 from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
@@ -72,7 +72,7 @@ def _efficiency(job: FleetJob, workers: int) -> list[str]:
     """Sentences on a job that ends by a metric: what is left, and what its workers cost in samples."""
     if not job.work_note:
         return []
-    said = [f"{job.work_note[:1].upper()}{job.work_note[1:]}."]
+    said = [sentence(job.work_note)]
     if job.efficiency is not None and workers > 1:
         alone = replace(job.efficiency, reference=1.0)
         low, middle, high = (float(alone.factor(workers, z)) for z in (-priors.Z90, 0.0, priors.Z90))

@@ -22,6 +22,7 @@ from shoal.sizing.fleet.problems import JobProblem, batch_of, cores_of, device_o
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.fleet.work import course_of, ending_by_metric
+from shoal.sizing.plan.explain import sentence
 from shoal.sizing.plan.problem import Servers
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Basis, Model
@@ -139,7 +140,7 @@ class _Assembly:
             self._note_speed(pool)
         self._note_elsewhere(names)
         if self.planned.work_note:
-            self.notes.append(f"{self.planned.work_note[:1].upper()}{self.planned.work_note[1:]}.")
+            self.notes.append(sentence(self.planned.work_note))
         planned = replace(
             self.planned,
             pools=names,

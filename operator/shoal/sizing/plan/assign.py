@@ -15,9 +15,10 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.availability import Floats
+
 __all__ = ["Columns", "assign"]
 
-Floats = NDArray[np.float64]
 Chosen = tuple[int | None, ...]
 
 ROUNDS = 12

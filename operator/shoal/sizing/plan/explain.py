@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shoal.sizing.plan.planner import Plan, Point
 
-__all__ = ["duration", "explain", "fleet", "money"]
+__all__ = ["duration", "explain", "fleet", "money", "sentence"]
 
 
 def explain(plan: Plan, currency: str = "$") -> str:
@@ -36,6 +36,11 @@ def fleet(pools: Sequence[Named], counts: Sequence[int]) -> str:
     (name, n), *others = used
     first = f"{n} {'worker' if n == 1 else 'workers'} from {name}"
     return _listed([first, *(f"{n} from {name}" for name, n in others)])
+
+
+def sentence(words: str) -> str:
+    """Words with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def duration(seconds: float) -> str:

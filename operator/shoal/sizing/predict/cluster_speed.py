@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData
 from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.availability import Floats
 from shoal.sizing.predict.worker_speed import WorkerSpeed
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
@@ -18,7 +18,6 @@ from shoal.sizing.speed.servers import Cluster, ServerModel
 
 __all__ = ["ClusterSpeed", "alone_speeds", "series_alone"]
 
-Floats = NDArray[np.float64]
 
 UNSATURATED = 0.9  # a worker above this part of the best speed per worker counts as not slowed down
 FEW_MODELS = 10

@@ -7,15 +7,14 @@ from typing import Self
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData, UsageError
+from shoal.sizing.availability import Floats
 from shoal.sizing.predict.estimators import AdditiveRegressor
 from shoal.sizing.speed import priors
 
 __all__ = ["SnapshotTime"]
 
-Floats = NDArray[np.float64]
 
 FEW = 5
 

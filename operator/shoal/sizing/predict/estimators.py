@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Floats
 from shoal.sizing.speed.posterior import Posterior, width_factor
 
 __all__ = ["AdditiveRegressor"]
 
-Floats = NDArray[np.float64]
 
 PRIOR_SIGMA = 2.0
 

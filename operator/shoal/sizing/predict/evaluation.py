@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.accelerators import Catalogue
+from shoal.sizing.availability import Floats
 from shoal.sizing.predict import tables
 from shoal.sizing.predict.cluster_speed import ClusterSpeed, alone_speeds
 from shoal.sizing.predict.durations import SnapshotTime
@@ -23,7 +24,6 @@ from shoal.sizing.predict.worker_speed import WorkerSpeed
 
 __all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_model", "leave_one_model_out"]
 
-Floats = NDArray[np.float64]
 
 ENOUGH_MODELS = 6  # single workers of fewer models do not predict an unseen model's worker
 LEAST_MODELS = 3  # fewer are not enough to predict another model

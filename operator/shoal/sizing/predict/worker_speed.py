@@ -8,10 +8,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.availability import Floats
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import chosen, merged
@@ -19,7 +19,6 @@ from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
 __all__ = ["Interval", "WorkerSpeed"]
 
-Floats = NDArray[np.float64]
 
 FEW_MODELS = 10
 

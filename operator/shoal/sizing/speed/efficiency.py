@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Evaluation
+from shoal.sizing.speed.posterior import Floats
 
 __all__ = ["Efficiency", "WorkLeft", "samples_to_target"]
 
-Floats = NDArray[np.float64]
 
 PENALTY, PENALTY_SIGMA = 0.17, 0.7
 """The prior of k: median, and standard deviation of its logarithm. Measured on the real shard with 4, 8 and 16 workers

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.sizing.speed import priors
 
-__all__ = ["MOST_ROUNDS", "Posterior", "looseness", "width_factor"]
+__all__ = ["MOST_ROUNDS", "Floats", "Posterior", "looseness", "width_factor"]
 
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], tuple[Floats, Floats]]

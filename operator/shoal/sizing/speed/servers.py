@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.speed.posterior import MOST_ROUNDS, looseness
+from shoal.sizing.speed.posterior import MOST_ROUNDS, Floats, looseness
 
 __all__ = ["Cluster", "Load", "PsModel", "ServerModel", "busy", "soft_min"]
 
-Floats = NDArray[np.float64]
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()

@@ -18,16 +18,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.sizing.accelerators import CPU, Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.speed.posterior import MOST_ROUNDS, Posterior, looseness, width_factor
+from shoal.sizing.speed.posterior import MOST_ROUNDS, Floats, Posterior, looseness, width_factor
 
 __all__ = ["Configuration", "Observation", "WorkerModel"]
 
-Floats = NDArray[np.float64]
 
 GLOBAL = 7  # ln a, ln b, ln c, ln e, weight of arithmetic, logit of the host's part of overheads, occupancy
 OWN = 4  # of an accelerator: deviations of a, b, c, and the loss of efficiency over several devices
