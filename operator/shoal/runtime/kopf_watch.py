@@ -17,7 +17,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -60,7 +60,7 @@ STEADY_SECONDS = 600.0
 Changed = Callable[[str, str, str, str, str], None]
 """Called with (plural, namespace, name, uid, resource version) in the loop that called `run`."""
 
-Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
+Credentials = Callable[[], Coroutine[Any, Any, kopf.ConnectionInfo]]
 
 
 class KopfWatch:
@@ -149,7 +149,7 @@ class KopfWatch:
 
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.ConnectionInfo:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._credentials(), loop))
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._login(), loop))
 
         async def changed(resource: kopf.Resource, event: Any, **_: Any) -> None:
             found = event["object"]
@@ -169,9 +169,6 @@ class KopfWatch:
         for plural in self._plurals:
             kopf.on.event(GROUP, VERSION, plural, registry=registry)(changed)
         return registry
-
-    async def _credentials(self) -> kopf.ConnectionInfo:
-        return await self._login()
 
 
 async def credentials(server: ApiServer) -> kopf.ConnectionInfo:

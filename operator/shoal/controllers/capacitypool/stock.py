@@ -10,7 +10,6 @@ import math
 from datetime import datetime, timedelta
 from typing import Literal
 
-from shoal.api.base import Condition
 from shoal.api.capacity_pool_status import CapacityPoolStatus, MeasuredStock
 from shoal.controllers.capacitypool.counted import Sums
 from shoal.controllers.capacitypool.seen import Seen
@@ -64,7 +63,7 @@ def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
     One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
     all, and the pool is to be tried again by others.
     """
-    tried_again = seen.pool.status.out_since is not None and not _is_exhausted(seen)
+    tried_again = seen.pool.status.out_since is not None and seen.pool.status.exhausted is None
     least = patience * LATE if tried_again else patience
     young = (since for since in seen.waiting if seen.now - since <= least + LONGEST)
     waits = (seen.now - max(since, seen.newest or since) for since in young)
@@ -88,8 +87,8 @@ def late_start(seen: Seen, patience: timedelta) -> Sums:
 
 def still_exhausted(seen: Seen, patience: timedelta) -> bool:
     """Nobody waits any more, but it is too soon to try again, and no node has come since."""
-    before = _exhausted(seen)
-    if before is None or before.status != "True" or before.last_transition_time is None:
+    before = seen.pool.status.exhausted
+    if before is None:
         return False
     since = seen.pool.status.out_since or before.last_transition_time
     held = held_for(patience, before.last_transition_time - since)
@@ -104,25 +103,18 @@ def held_for(patience: timedelta, out: timedelta) -> timedelta:
 
 def out_since(seen: Seen, *, exhausted: bool) -> datetime | None:
     """When the first pod was seen to wait in vain; forgotten with the next node, or when nobody tries for long."""
-    known, before = seen.pool.status.out_since, _exhausted(seen)
+    known = seen.pool.status.out_since
     if exhausted:
         return known if known is not None and not _has_grown(seen) else seen.now.replace(microsecond=0)
-    tried = before.last_transition_time if before is not None and before.status == "False" else seen.now
-    return None if _has_grown(seen) or tried is None or seen.now - tried > LONGEST else known
+    before = (
+        each for each in seen.pool.status.conditions if each.type == "Exhausted" and each.status == "False"
+    )
+    tried = next((each.last_transition_time for each in before), seen.now)
+    return None if _has_grown(seen) or seen.now - tried > LONGEST else known
 
 
 def _has_grown(seen: Seen) -> bool:
     return len(seen.nodes) > seen.pool.status.nodes
-
-
-def _is_exhausted(seen: Seen) -> bool:
-    before = _exhausted(seen)
-    return before is not None and before.status == "True"
-
-
-def _exhausted(seen: Seen) -> Condition | None:
-    """The condition as it was."""
-    return next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
 
 
 def is_due(seen: Seen) -> bool:

@@ -22,7 +22,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved, newest
-from shoal.controllers.state import ClusterState, Key, Wake
+from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
@@ -68,7 +68,7 @@ class Known:
     profile: SpeedProfile
     heard: Heard
     now: datetime
-    on_fault: Callable[[], None] = lambda: None
+    on_fault: Callable[[], None]
 
     @property
     def is_forgotten(self) -> bool:
@@ -133,8 +133,8 @@ class Learner:
         *,
         wake: Wake,
         wall: Callable[[], datetime],
-        on_fault: Callable[[], None] = lambda: None,
-        tell: Callable[[TrainingJob, Event], None] = lambda _job, _event: None,
+        on_fault: Callable[[], None],
+        tell: Callable[[TrainingJob, Event], None],
     ) -> None:
         self._on_fault = on_fault
         self._tell = tell
@@ -157,7 +157,7 @@ class Learner:
         """Take a report. Cheap: it is merged by the next reconcile or plan."""
         if report.model is None or job.status.finished:
             return
-        uid, about = job.metadata.uid, (job.metadata.namespace, job.metadata.name)
+        uid, about = job.metadata.uid, key_of(job)
         model = report.model.fingerprint
         key = job.metadata.namespace, self.name_of(job, model)
         source = self._sources.setdefault(uid, _Source(key))
@@ -191,12 +191,9 @@ class Learner:
 
     def judged(self, faults: Mapping[Key, str]) -> None:
         """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
-        every = {(each.metadata.namespace, each.metadata.name): each for each in self._state.profiles.all()}
-        self._faults = {
-            key: _Fault(every[key].metadata.generation, words)
-            for key, words in faults.items()
-            if key in every
-        }
+        every = {key_of(each): each for each in self._state.profiles.all()}
+        known = {key: words for key, words in faults.items() if key in every}
+        self._faults = {key: _Fault(every[key].metadata.generation, words) for key, words in known.items()}
         for key, profile in every.items():
             if (key in faults) != any(each.reason == LEFT_OUT for each in profile.status.conditions):
                 self._wake(key, Priority.NORMAL)
@@ -226,8 +223,7 @@ class Learner:
     @property
     def keys(self) -> list[Key]:
         """Every profile that exists or will."""
-        stored = [(each.metadata.namespace, each.metadata.name) for each in self._state.profiles.all()]
-        return list(dict.fromkeys([*stored, *self._heard]))
+        return list(dict.fromkeys([*map(key_of, self._state.profiles.all()), *self._heard]))
 
     async def __call__(self, key: Key) -> float | None:
         """Write a profile, if it is worth it; returns the seconds until it is looked at again."""
@@ -297,10 +293,7 @@ class Learner:
         return (Condition.after(before, "Ready", holds, reason, message, generation=generation, now=now),)
 
     def _summed_up(
-        self,
-        old: SpeedProfileStatus,
-        new: SpeedProfileStatus,
-        heard: Heard,
+        self, old: SpeedProfileStatus, new: SpeedProfileStatus, heard: Heard
     ) -> SpeedProfileStatus:
         measured = {source.uid for source in new.sources}
         gone = {uid for uid in measured if not self._runs(uid)}
@@ -319,11 +312,7 @@ class Learner:
         body = {
             "apiVersion": API_VERSION,
             "kind": "SpeedProfile",
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "labels": _MADE,
-            },
+            "metadata": {"name": name, "namespace": namespace, "labels": _MADE},
             "spec": {},
         }
         path = collection_path(SpeedProfile, namespace)
@@ -382,11 +371,10 @@ class Learner:
     def _is_idle(self, profile: SpeedProfile, annotated: Collection[str]) -> bool:
         """Whether it may be deleted: the operator made it, nobody wrote anything in it, and no job uses it."""
         about = profile.metadata
-        return not (
-            not _is_made(profile)
-            or profile.spec != SpeedProfileSpec()
+        return _is_made(profile) and not (
+            profile.spec != SpeedProfileSpec()
             or about.name in annotated
-            or self._heard.get((about.namespace, about.name))
+            or self._heard.get(key_of(profile))
             or any(self._runs(source.uid) for source in profile.status.sources)
         )
 

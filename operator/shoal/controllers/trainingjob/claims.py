@@ -12,29 +12,25 @@ from collections.abc import Mapping
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal.policy.actions import CreatePod
 from shoal.policy.model import Plan
 
 
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status."""
     status = decided.status if decided else job.status
-    slots = Counter(decided.nodes) if decided and decided.nodes is not None else _nodes(status, decided)
+    slots = Counter(decided.nodes) if decided and decided.nodes is not None else _nodes(status)
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
     carried_out = job.spec.elasticity.mode == "Auto" and not wants_none
     return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
 
 
-def _nodes(status: TrainingJobStatus, decided: Plan | None) -> Counter[str]:
+def _nodes(status: TrainingJobStatus) -> Counter[str]:
     places = {
         (slot.pool, slot.index)
         for slot in status.slots
         if slot.pool and slot.role == "worker" and slot.state != "Ended"
     }
-    for action in decided.actions if decided else ():
-        if isinstance(action, CreatePod) and action.role == "worker":
-            places.add((action.pool, action.index))
-    return Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
+    return Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
 
 
 class Claims:

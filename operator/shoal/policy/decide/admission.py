@@ -123,21 +123,16 @@ def _is_outdated(seen: Observation, refusal: Refusal) -> bool:
 
 def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
     """Whether this object was refused and must not be retried yet."""
-    refusal = _refusal_of(seen, name)
+    refusal = refusal_of(seen, name)
     if refusal is None or _is_outdated(seen, refusal) or (left := _seconds_left(seen, refusal)) <= 0:
         return False
     timers.after(left)
     return True
 
 
-def was_refused(seen: Observation, name: str) -> bool:
-    """Whether this object was refused when it was last asked for."""
-    return _refusal_of(seen, name) is not None
-
-
 def missing_disruption_budget(seen: Observation) -> Reason | None:
     """Degraded: the job runs without a PodDisruptionBudget."""
-    refusal = _refusal_of(seen, name := budget_name(seen.job))
+    refusal = refusal_of(seen, name := budget_name(seen.job))
     if refusal is None or name in seen.existing:
         return None
     message = f"{name} cannot be created, so a drain may evict a parameter server: {refusal.message}"
@@ -146,7 +141,7 @@ def missing_disruption_budget(seen: Observation) -> Reason | None:
 
 def missing_pod_group(seen: Observation) -> Reason | None:
     """Degraded: the job is to be a gang, and is none."""
-    refusal = _refusal_of(seen, name := group_key(seen.job))
+    refusal = refusal_of(seen, name := group_key(seen.job))
     if refusal is None or name in seen.existing:
         return None
     message = (
@@ -160,7 +155,7 @@ def missing_workload(seen: Observation, quota: Quota) -> Reason | None:
     """Degraded: the job is to be queued as a Workload, and has none."""
     if not quota.wanted or quota.current is not None or seen.job.spec.suspend:
         return None
-    refusal = _refusal_of(seen, quota.wanted)
+    refusal = refusal_of(seen, quota.wanted)
     because = seen.no_workloads or (refusal and refusal.message)
     if not because:
         return None
@@ -168,7 +163,8 @@ def missing_workload(seen: Observation, quota: Quota) -> Reason | None:
     return Reason("NoWorkload", f"the job can have no Workload of Kueue{runs}: {because}")
 
 
-def _refusal_of(seen: Observation, name: str) -> Refusal | None:
+def refusal_of(seen: Observation, name: str) -> Refusal | None:
+    """What the API server said when this object was last asked for, if it refused it."""
     return next((refusal for refusal in seen.refusals if refusal.name == name), None)
 
 

@@ -18,7 +18,7 @@ from shoal.policy.actions import (
     UpdateService,
 )
 from shoal.policy.decide import cleanup, completion, queueing, records, suspension
-from shoal.policy.decide.admission import refused_recently, was_refused
+from shoal.policy.decide.admission import refusal_of, refused_recently
 from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
@@ -143,7 +143,7 @@ def _needs_group(seen: Observation, group: str) -> bool:
     if seen.job.spec.run_policy.scheduling_policy.gang != "PodGroup" or group in seen.existing:
         return False
     all_run = bool(seen.pods) and all(pod.running for pod in seen.pods)
-    return was_refused(seen, group) or not all_run
+    return refusal_of(seen, group) is not None or not all_run
 
 
 def _foundations(facts: Facts, actions: Actions) -> None:

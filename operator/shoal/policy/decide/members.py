@@ -109,11 +109,6 @@ class Member:
         ours = self.slot.cause in OWN_CAUSES or self.slot.cause == MOVED
         return self.pod is not None and bool(self.slot.cause) and alive and not ours
 
-    @property
-    def node(self) -> str:
-        """The node that it is bound to."""
-        return self.slot.node
-
 
 def follows_a_loss(members: Sequence[Member]) -> bool:
     """Whether the next pod of a place replaces a lost one."""

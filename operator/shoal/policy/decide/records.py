@@ -49,7 +49,7 @@ from shoal.policy.facts.verdict import (
     STEADY,
     PodOutcome,
     Verdict,
-    explains_time,
+    explains,
     terminated,
 )
 from shoal_trainer.contract import Phase
@@ -206,7 +206,7 @@ class _Updater:
             return Member(seen.place, slot, None, seen.verdict, recorded=had_cause)
         if seen.signal is not None and slot.state == "Ended" and may_be_excused(self._facts, slot):
             assert slot.ended_at is not None
-            if explains_time(seen.signal, slot.ended_at):
+            if explains(seen.signal, slot.ended_at):
                 why = f"its node ended a moment later ({seen.signal.reason})"
                 self._counters.excuse(self._name(slot, pod), why)
                 slot = slot.model_copy(update={"cause": seen.signal.reason, "attempts": 0})

@@ -178,8 +178,8 @@ class _Rooms:
 
 def _holds(each: Member, timers: Timers, leaving: set[str]) -> bool:
     """Whether its replacement runs beside it, on another node."""
-    unbound = bool(each.slot.cause) and not each.node
-    return not unbound and each.node not in leaving and each.may_run(timers)
+    unbound = bool(each.slot.cause) and not each.slot.node
+    return not unbound and each.slot.node not in leaving and each.may_run(timers)
 
 
 def _nodes_that_go(facts: Facts) -> set[str]:

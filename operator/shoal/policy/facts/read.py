@@ -100,11 +100,6 @@ class Facts:
         return whole(self.seen.now)
 
     @property
-    def coordinator_pod_runs(self) -> bool:
-        """Whether parameter server 0 runs."""
-        return self.coordinator_pod is not None
-
-    @property
     def coordinator_pod(self) -> Pod | None:
         """The pod of parameter server 0 that runs."""
         found = (each.pod for each in self.sightings["ps"] if each.place.is_coordinator)

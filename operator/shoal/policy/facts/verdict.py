@@ -122,7 +122,8 @@ def judge(pod: Pod, slot: Slot, signal: Signal | None = None, rules: Sequence[Fa
     if disrupted := pod_disruption(pod):
         return Verdict(PodOutcome.DISRUPTED, disrupted, pod.status.message, code)
     refuted = signal is not None and signal.revocable and end is not None and _is_user_error(end)
-    if signal is not None and not refuted and explains(signal, end):
+    ended = parse_time(end.finished_at) if end else None
+    if signal is not None and not refuted and explains(signal, ended):
         return Verdict(PodOutcome.DISRUPTED, signal.reason, pod.status.message, code)
     if pod.metadata.deletion_timestamp:
         return Verdict(PodOutcome.DISRUPTED, "Deleted", pod.status.message, code)
@@ -137,17 +138,11 @@ def _is_user_error(end: Terminated) -> bool:
     return message is not None and message.reason == USER_ERROR
 
 
-def explains(signal: Signal, end: Terminated | None) -> bool:
-    """Whether a node's signal explains the end of a container: it came shortly before or after it.
+def explains(signal: Signal, ended: datetime | None) -> bool:
+    """Whether a node's signal explains that a container ended then: it came shortly before or after it.
 
     A signal without a time may have. A machine that is gone explains everything.
     """
-    ended = parse_time(end.finished_at) if end else None
-    return explains_time(signal, ended)
-
-
-def explains_time(signal: Signal, ended: datetime | None) -> bool:
-    """The same of a time."""
     if signal.meaning < Meaning.LEAVING:
         return False
     if signal.meaning is Meaning.LOST or signal.since is None or ended is None:

@@ -46,7 +46,7 @@ def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
             continue
         if each.place in recorded and recorded[each.place].has_run:
             continue
-        where = f" on node {each.node}" if each.node else ""
+        where = f" on node {each.slot.node}" if each.slot.node else ""
         yield Event("Normal", "ParameterServerRestored", f"{each.pod.metadata.name} is running{where}")
 
 

@@ -178,11 +178,11 @@ UNREACHABLE_SECONDS = 60.0
 
 def unreachable(facts: Facts) -> Reason | None:
     """Degraded: the operator cannot read the report of parameter server 0, whose pod runs."""
-    if facts.seen.unreachable_seconds < UNREACHABLE_SECONDS or not facts.coordinator_pod_runs:
-        return None
     server = facts.coordinator_pod
+    if facts.seen.unreachable_seconds < UNREACHABLE_SECONDS or server is None:
+        return None
     # The kubelet beside it says whether it is ready, and no NetworkPolicy keeps that out.
-    if server is not None and not server.ready:
+    if not server.ready:
         message = (
             "parameter server 0 runs and does not serve: it reads the job's storage first, and waits for it;"
             f" `kubectl logs {server.metadata.name} -c ps` has the storage's words, such as missing credentials or a"

@@ -38,7 +38,7 @@ def progress(facts: Facts) -> TrainingProgress:
     are progress once: a job that goes back to the same snapshot again and again makes none.
     """
     before, report = facts.job.status.training, facts.report
-    if not facts.coordinator_pod_runs or (report is None and facts.seen.report is not None):
+    if facts.coordinator_pod is None or (report is None and facts.seen.report is not None):
         return without_rates(before)
     if report is None:  # the operator has just started
         return before.model_copy(update={"message": ""}) if before.message else before

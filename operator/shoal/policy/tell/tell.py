@@ -243,7 +243,7 @@ class _Teller:
         active, at_rest = self._active_workers, self._facts.at_rest
         nodes, platform = self._seen.nodes, self._seen.platform
         bound = at_rest.bound + Counter(
-            is_spot(node, platform) for each in active if (node := nodes.get(each.node)) is not None
+            is_spot(node, platform) for each in active if (node := nodes.get(each.slot.node)) is not None
         )
         return WorkersStatus(
             desired=counts.workers_wanted,

@@ -11,12 +11,12 @@ from shoal.sizing.plan.problem import Pool
 __all__ = ["money_per_step", "wire_bytes"]
 
 GIB = 2**30
-WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0}
+BF16_BYTES = 2.0
 
 
-def wire_bytes(parameters: int, wire: str = "bf16") -> float:
+def wire_bytes(parameters: int) -> float:
     """Bytes that one step moves: the gradient to the parameter servers and the parameters back."""
-    return 2 * WIRE_BYTES[wire] * parameters
+    return 2 * BF16_BYTES * parameters
 
 
 def money_per_step(pool: Pool, servers_zone: str, bytes_per_step: float) -> float:

@@ -43,22 +43,8 @@ class ElasticModel:
 
     def seconds(self, counts: Sequence[int], servers: int) -> float:
         """Expected time of one plan in s; infinite if it is not allowed."""
-        return min(seconds for seconds, _ in self._times(counts, servers))
-
-    def parts(self, counts: Sequence[int], servers: int) -> list[tuple[float, float]]:
-        """The mean wait of the workers of one plan and their training in s, for each zone that the servers may be in.
-
-        Of zones in which it is allowed.
-        """
-        times = self._times(counts, servers)
-        return [(wait, seconds - wait) for seconds, wait in times if math.isfinite(seconds)]
-
-    def _times(self, counts: Sequence[int], servers: int) -> list[tuple[float, float]]:
-        own = [each for each in self.evaluators() if each.servers == servers] or [
-            _Evaluator(self.problem, servers, "", self.margin)
-        ]
         column = np.array([counts], dtype=np.float64).T
-        return [(float(each(column).seconds[0]), float(each.wait(column)[0])) for each in own]
+        return min(float(each(column).seconds[0]) for each in self._with(servers))
 
     def allows(self, counts: Sequence[int], servers: int) -> bool:
         """Whether a plan has workers as the job may have them: how many, how many on demand, in which zones."""
@@ -66,9 +52,12 @@ class ElasticModel:
 
     def zone(self, counts: Sequence[int], servers: int) -> str:
         """Where the servers of one plan are, or cost least."""
-        own = [each for each in self.evaluators() if each.servers == servers]
         column = np.array([counts], dtype=np.float64).T
-        return min(own, key=lambda each: float(each(column).cost[0])).zone if own else ""
+        return min(self._with(servers), key=lambda each: float(each(column).cost[0])).zone
+
+    def _with(self, servers: int) -> Sequence[_Evaluator]:
+        own = [each for each in self.evaluators() if each.servers == servers]
+        return own or [_Evaluator(self.problem, servers, "", self.margin)]
 
     def evaluators(self) -> Sequence[_Evaluator]:
         """One for each number and zone of the parameter servers."""

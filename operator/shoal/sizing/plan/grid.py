@@ -17,19 +17,18 @@ BLOCK = 1 << 13
 class Grid:
     """The combinations 0..limit of each of k pools, numbered with the last pool running fastest."""
 
-    def __init__(self, limits: Sequence[int], block: int = BLOCK) -> None:
+    def __init__(self, limits: Sequence[int]) -> None:
         self.limits = tuple(limits)
         self.size = math.prod(limit + 1 for limit in limits)
-        self.block = block
 
     def __len__(self) -> int:
-        return math.ceil(self.size / self.block)
+        return math.ceil(self.size / BLOCK)
 
     def __getitem__(self, number: int) -> Floats:
-        """Block `number` as counts (k, m) with m <= `block`."""
-        start = number * self.block
+        """Block `number` as counts (k, m) with m <= `BLOCK`."""
+        start = number * BLOCK
         # Division by a constant is several times faster with 32 bits, and exact grids are far smaller than that.
-        left = np.arange(start, min(start + self.block, self.size), dtype=np.int64)
+        left = np.arange(start, min(start + BLOCK, self.size), dtype=np.int64)
         if self.size < 2**31:
             left = left.astype(np.int32)
         counts = np.empty((len(self.limits), len(left)))

@@ -80,12 +80,12 @@ def test_the_formula_has_the_mean_of_what_the_runs_get_done_and_pay() -> None:
     problem = out_of_stock("steady", out=0.5)
     steady = replace(problem.pools[1], step_seconds=0.25, batch=1)
     problem = replace(problem, pools=(problem.pools[0], steady))
-    engine, model = Engine(problem, 1000.0), ElasticModel(problem)
-    ((wait, training),) = model.parts((8, 0), 1)
-    assert engine.done((8, 0), 1).mean() == pytest.approx(5600 / training * (1000 - wait), rel=0.1)
-    (evaluator,) = model.evaluators()
-    paid = engine.run((8, 0), 1, "").cost.mean()
-    assert evaluator(np.array([[8.0], [0.0]])).cost[0] == pytest.approx(paid, rel=0.2)
+    engine, (evaluator,) = Engine(problem, 1000.0), ElasticModel(problem).evaluators()
+    workers = np.array([[8.0], [0.0]])
+    found, wait = evaluator(workers), evaluator.wait(workers)[0]
+    done = 5600 / (found.seconds[0] - wait) * (1000 - wait)
+    assert engine.done((8, 0), 1).mean() == pytest.approx(done, rel=0.1)
+    assert found.cost[0] == pytest.approx(engine.run((8, 0), 1, "").cost.mean(), rel=0.2)
 
 
 def test_chances_of_many_plans_are_those_of_single_ones() -> None:

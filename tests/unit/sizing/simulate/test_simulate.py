@@ -335,9 +335,11 @@ def test_incomplete_scenario_raises_error() -> None:
 def test_policies_and_operator_ask_one_safety_rule(slack: float) -> None:
     """What is to spare at the beginning is the same by a policy's view as by the planner's model of time."""
     job = scenario(2, slack)
-    model = ElasticModel(replace(job.problem, pools=(job.on_demand,)))
-    ((wait, training),) = model.parts((job.most_on_demand,), job.servers)
-    planned = spare_seconds(training, wait=wait, left=job.deadline)
+    evaluators = ElasticModel(replace(job.problem, pools=(job.on_demand,))).evaluators()
+    (model,) = (each for each in evaluators if each.servers == job.servers)
+    workers = np.array([[float(job.most_on_demand)]])
+    wait = float(model.wait(workers)[0])
+    planned = spare_seconds(float(model(workers).seconds[0]) - wait, wait=wait, left=job.deadline)
     seen = view_of(job, now=0.0, done=0.0)
     assert float(seen.spare(job.on_demand.startup_seconds)[0]) == pytest.approx(planned, abs=1.0)
     assert planned == pytest.approx((1 - 1 / slack) * job.deadline, abs=1.0)
