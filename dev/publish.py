@@ -60,10 +60,20 @@ def built_here() -> str:
 
 def install_command(registry: str, tag: str) -> str:
     """The `helm install` that uses them, to copy."""
+    return _helm("install shoal charts/shoal --namespace shoal-system --create-namespace", registry, tag)
+
+
+def upgrade_command(registry: str, tag: str) -> str:
+    """The same where Shoal is installed: all else stays as it was set, which Helm forgets if it is not told."""
+    return _helm(
+        "upgrade shoal charts/shoal --namespace shoal-system --reset-then-reuse-values", registry, tag
+    )
+
+
+def _helm(what: str, registry: str, tag: str) -> str:
     words = [f"{name}={value}" for name, value in values(registry, tag).items()]
     sets = [f"--set-string {shlex.quote(each)}" for each in (*words, built_here())]
-    first = "helm install shoal charts/shoal --namespace shoal-system --create-namespace"
-    return " \\\n    ".join([first, *sets])
+    return " \\\n    ".join([f"helm {what}", *sets])
 
 
 def tag_of(clone: Path) -> str:
@@ -77,7 +87,7 @@ def tag_of(clone: Path) -> str:
 
 
 def publish(registry: str, tag: str | None = None) -> str:
-    """Build and push; returns the `helm install` to run next.
+    """Build and push; returns what to run next, to install Shoal or to upgrade it.
 
     Raises:
         DevError: neither Docker nor buildah is there, or a build or push failed.
@@ -92,4 +102,4 @@ def publish(registry: str, tag: str | None = None) -> str:
     for words in commands(tool, registry, tag):
         with step(shlex.join(words[:2] + words[-1:]), every=30):
             command(*words, cwd=ROOT)
-    return install_command(registry, tag)
+    return f"{install_command(registry, tag)}\n\nor, to upgrade what is installed:\n\n{upgrade_command(registry, tag)}"

@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from dev.audit import writes
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from dev.paths import ROOT
+from dev.publish import upgrade_command
 from dev.tools.build import ensure
 from tests.control_plane.installed import health_check
 from tests.control_plane.operators import Job, OperatorProcess, free_ports
@@ -56,6 +58,13 @@ def helm(plane: ControlPlane, namespace: str, *words: str) -> str:
     done = run_helm(plane, namespace, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def documented_upgrade() -> list[str]:
+    """The `helm upgrade` that `make images` prints, of the chart in this checkout; the namespace is a test's own."""
+    words = shlex.split(upgrade_command("r.io/t", "2").replace("\\\n", ""))
+    at = words.index("--namespace")
+    return [*words[1:3], str(ROOT / words[3]), *words[4:at], *words[at + 2 :]]
 
 
 def run_helm(plane: ControlPlane, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -130,8 +139,11 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         before = {name: identity(pod) for name, pod in (await job.pods()).items()}
         images = (await job.status())["images"]
 
-        helm(control_plane, namespace, "upgrade", "shoal", str(ROOT / "charts" / "shoal"), "--reuse-values")
+        helm(control_plane, namespace, *documented_upgrade())
         assert has_newest_rules(control_plane)
+        kept = json.loads(helm(control_plane, namespace, "get", "values", "shoal", "--output=json"))
+        assert kept["scope"]["namespace"] == namespace, "what was set stays"
+        assert kept["image"]["repository"] == "r.io/t/shoal-operator"
         assert await old.stop() == 0
 
     [port] = free_ports(1)

@@ -159,8 +159,8 @@ class Record:
         if data.order and data.order != self.data.order:
             raise UserError(
                 f"This worker reads the training data in another order than the job: {data.order} here, "
-                f"{self.data.order} there. Every worker must use the same numbers, also after a pause of the job; "
-                "a new run may use others."
+                f"{self.data.order} there. Every worker must use the same numbers, and an image of the same version of "
+                "Shoal, also after a pause of the job; a new run may use others."
             )
         if not self.data.same_samples(data):
             raise UserError(

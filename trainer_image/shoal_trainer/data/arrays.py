@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import Ranges
-from shoal_trainer.data.order import samples_at
+from shoal_trainer.data.order import order_name, samples_at
 from shoal_trainer.errors import UserError
 
 PROBES, PROBED = 16, 4096
@@ -66,6 +66,9 @@ class Arrays(Ranges):
         rows = np.linspace(0, self.size - 1, min(self.size, PROBES)).astype(int)
         columns = [np.asarray(leaf[rows]) for leaf in leaves((self.x, self.y, self.sample_weight))]
         return tuple(sum(_number(column[row]) for column in columns) for row in range(len(rows)))
+
+    def _order_name(self) -> str:
+        return order_name(self.size)
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         for begin in range(start, stop, batch_size):

@@ -42,8 +42,12 @@ class Ranges(Source):
 
     def describe(self) -> Extent:
         """The number of samples, and what their order depends on."""
-        options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}"
+        options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}{self._order_name()}"
         return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes())
+
+    def _order_name(self) -> str:
+        """Of single samples; see `order_name`."""
+        return ""
 
     def _probes(self) -> tuple[float, ...]:
         """See `Arrays`."""

@@ -17,7 +17,7 @@ from shoal_trainer.data.arrays import as_floatx
 from shoal_trainer.data.batch import as_tuple, leaves, map_leaves
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
-from shoal_trainer.data.order import samples_at
+from shoal_trainer.data.order import order_name, samples_at
 from shoal_trainer.data.rows import alike, count, rebatched, stacked, taken
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.errors import UserError
@@ -53,6 +53,9 @@ class Items(Ranges):
     def block(self) -> int:
         """See `Source`."""
         return MAX_BLOCK if self.lengths else 0
+
+    def _order_name(self) -> str:
+        return order_name(self.size)
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         def read(low: int, high: int | None) -> Iterator[Any]:

@@ -14,6 +14,15 @@ ROUNDS = 8
 Positions = npt.NDArray[np.int64]
 
 
+def order_name(size: int) -> str:
+    """What the order of so many samples is called where workers are compared; "": as in the first version of Shoal.
+
+    Whoever changes what `samples_at` answers changes this: a job that goes on with another image would train some
+    samples twice and others never.
+    """
+    return "" if size <= MOST_DRAWN else ", scattered"
+
+
 def samples_at(start: int, stop: int, size: int, seed: int, epoch: int | None) -> Positions:
     """The samples at the positions [start, stop) of an epoch of `size` samples; without one, in their own order."""
     if epoch is None:

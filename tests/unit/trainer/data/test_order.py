@@ -1,5 +1,6 @@
 """The order of single samples in an epoch: exact, new in every epoch, and of any number of samples."""
 
+import hashlib
 import tracemalloc
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from shoal_trainer import Indexed
 from shoal_trainer.data import order
-from shoal_trainer.data.order import samples_at
+from shoal_trainer.data.adapt import as_source
+from shoal_trainer.data.order import order_name, samples_at
+from shoal_trainer.data.shuffle import Blocks
 from shoal_trainer.data.source import Part
 
 
@@ -62,3 +65,32 @@ def test_data_of_any_size_need_no_memory_for_their_order():
     tracemalloc.stop()
     assert batch.samples == 64
     assert peak < 8 << 20
+
+
+def digest(values):
+    return hashlib.sha256(np.asarray(values, "<i8").tobytes()).hexdigest()[:16]
+
+
+def test_orders_stay_what_they_were_or_have_another_name():
+    """A job that goes on with a newer image, or a newer numpy, continues its epoch at a position of it."""
+    blocks = Blocks(100, (7, 3))
+    found = {
+        order_name(50_000): digest(samples_at(0, 50_000, 50_000, 7, 3)),
+        order_name(5_000_000): digest(samples_at(4_900_000, 5_000_000, 5_000_000, 7, 3)),
+        "blocks": digest([blocks.first, *blocks.order(blocks.first, 100)]),
+    }
+    assert found == {
+        "": "3512db304bef6207",
+        ", scattered": "9dce83728b9df706",
+        "blocks": "fd56ca2bad70b070",
+    }
+
+
+@pytest.mark.parametrize("size", [1000, order.MOST_DRAWN + 1])
+def test_workers_of_versions_that_order_samples_in_other_ways_are_told_apart(size):
+    small = np.broadcast_to(np.float32(0), (size,))
+    words = {
+        as_source((small, small), "data").describe().order,
+        Indexed.from_items(range(size)).describe().order,
+    }
+    assert {", scattered" in each for each in words} == {size > order.MOST_DRAWN}
