@@ -41,6 +41,18 @@ class ProtocolError(TrainerError):
     """A peer violated the protocol."""
 
 
+class OtherVersion(ProtocolError):
+    """A peer speaks another version of the data plane."""
+
+    def __init__(self, version: int, own: int) -> None:
+        super().__init__(
+            f"the peer uses version {version} of the data plane, this process version {own}: workers and parameter "
+            "servers of a job need images of the same version of Shoal. Suspend the job, name the images of both "
+            "roles in its templates, and resume it"
+        )
+        self.version = version
+
+
 class Unauthorized(ProtocolError):
     """A peer could not prove that it belongs to this job."""
 

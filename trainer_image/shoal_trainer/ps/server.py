@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_trainer.cgroup import memory_limit
-from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, OtherVersion, ProtocolError, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.kernel_loader import load_kernels
@@ -152,7 +152,7 @@ class DataServer:
         identity = peer.slot, peer.incarnation, peer.shard
         try:
             while True:
-                request = header.decode(channel.receive_first(header.SIZE))
+                request = self._receive(channel)
                 meta = channel.receive_bytes(request.meta, limit=header.MAX_META_HELLO)
                 if (request.slot, request.incarnation, request.shard) != identity:
                     raise ProtocolError("the request names another worker or shard than its connection")
@@ -161,6 +161,16 @@ class DataServer:
                 self._answer(channel, peer, request, meta)
         finally:
             self._shard.disconnect(peer.slot)
+
+    def _receive(self, channel: Channel) -> Header:
+        """The next request. A peer of another version is answered in its own: it would wait for ever."""
+        try:
+            return header.decode(channel.receive_first(header.SIZE))
+        except OtherVersion as error:
+            why = f"parameter server {self._shard.index}: {error}".encode()
+            told = self._header(Op.ERROR, len(why), seq=ErrorCode.NOT_READY)
+            channel.send(header.encode(told, error.version) + why)
+            raise
 
     # --- requests -------------------------------------------------------------------------------------------------
 

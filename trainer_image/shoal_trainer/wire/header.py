@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal_trainer.errors import ProtocolError
+from shoal_trainer.errors import OtherVersion, ProtocolError
 
 MAGIC = b"SHOL"
 VERSION = 7
@@ -118,11 +118,11 @@ class Header(NamedTuple):
     ahead: float = 0.0
 
 
-def encode(header: Header) -> bytes:
-    """Encode a header into 64 bytes."""
+def encode(header: Header, version: int = VERSION) -> bytes:
+    """Encode a header into 64 bytes. `version`: of a peer that can read no other, which is told so."""
     return _LAYOUT.pack(
         MAGIC,
-        VERSION,
+        version,
         header.op,
         header.codec,
         header.flags,
@@ -139,7 +139,10 @@ def encode(header: Header) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Header:
-    """Decode 64 bytes; `ProtocolError` if they are not a valid header of this protocol version."""
+    """Decode 64 bytes; `ProtocolError` if they are no valid header, `OtherVersion` if it is of another version.
+
+    The first five bytes are the same in each version, and so is all of an ERROR since version 7.
+    """
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
     magic, version, op, codec, flags, shard, slot, inc, meta, boot, seq, base, length, ahead = _LAYOUT.unpack(
@@ -148,9 +151,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     if magic != MAGIC:
         raise ProtocolError("not a message of the Shoal data plane")
     if version != VERSION:
-        raise ProtocolError(
-            f"the peer uses version {version} of the data plane, this process version {VERSION}"
-        )
+        raise OtherVersion(version, VERSION)
     kind, coding = _OPS.get(op), _CODECS.get(codec)
     if kind is None or coding is None:
         raise ProtocolError(f"unknown operation {op} or codec {codec}")

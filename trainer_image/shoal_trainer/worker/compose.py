@@ -36,7 +36,7 @@ from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Outcome, Tasks, evaluated
 from shoal_trainer.worker.validation import look
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
-from shoal_trainer.worker.work import Coordinator, TaskWork
+from shoal_trainer.worker.work import About, Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,9 @@ def compose(
     )
     identity = WorkerIdentity(config.job.uid, config.index, config.incarnation)
     exchange = Exchange(
-        PSClient(config.parameter_servers, identity, credentials, dtype=job.wire, tls=config.data_tls), spec
+        PSClient(config.parameter_servers, identity, credentials, dtype=job.wire, tls=config.data_tls),
+        spec,
+        waits=partial(coordinator.set_message, about=About.CONNECTION),
     )
     leases = Leases()
     check_target(config.stop_after, evaluated(job, flat_model.model))

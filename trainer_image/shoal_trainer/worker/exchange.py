@@ -41,7 +41,7 @@ class Again:
 
 
 class Exchange:
-    """One `PSClient` used from one thread."""
+    """One `PSClient` used from one thread. `waits` is told why a connection has to wait; "": it does no more."""
 
     def __init__(
         self,
@@ -50,8 +50,10 @@ class Exchange:
         *,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self._client = client
+        self._waits = waits
         self._model = model
         self._random = rng or random.Random()
         self._clock = clock
@@ -107,8 +109,10 @@ class Exchange:
                 welcome = self._client.hello(self._model, offered)
                 ready = welcome.alike and not any(shard.recovering for shard in welcome.shards)
                 if ready and not self._stop.is_set():
+                    self._waits("")
                     return welcome
             except Unreachable as error:
+                self._waits(f"waits for the parameter servers: {error}")
                 if backoff.is_new(error):
                     log.warning("waiting for the parameter servers: %s", error)
             backoff.longest = LONGEST_PAUSE if offered is None else longest_pause(offered.pulled.live_workers)

@@ -74,6 +74,7 @@ StatusText = str | Callable[[], str]
 class About(Enum):
     """What a status message is about. Of several messages, the heartbeats carry the first in this order."""
 
+    CONNECTION = "parameter servers that take no connection"
     OUTAGE = "an unreachable parameter server"
     WORK = "data or a task"
     STEP = "a training step"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire import header
 from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
@@ -395,3 +398,27 @@ def test_client_rejects_an_older_server(cluster: Cluster) -> None:
     with pytest.raises(Unreachable, match="older parameter server"):
         client.hello(MODEL)
     until(lambda: superseded == [3])
+
+
+def of_another_version(version: int) -> ModuleType:
+    """The header's module as an image of another version has it."""
+    spec = importlib.util.find_spec("shoal_trainer.wire.header")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    same = ("Codec", "Op", "_CODECS", "_OPS")
+    module.__dict__.update({name: getattr(header, name) for name in same}, VERSION=version)
+    module.encode.__defaults__ = (version,)
+    return module
+
+
+def test_peers_of_another_version_are_told_so_in_their_own(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.serve()
+    monkeypatch.setattr(shard_client, "header", of_another_version(99))
+    with pytest.raises(
+        Unreachable, match=r"parameter server 0: the peer uses version 99 .* Suspend the job, name the images"
+    ):
+        cluster.client().hello(MODEL)

@@ -14,15 +14,16 @@ from shoal_trainer.worker.exchange import Again, Exchange
 ATTEMPTS = 8
 
 
-def pauses(copy):
+def pauses(copy, told=None):
     """The pauses in seconds between attempts to connect when one server does not answer."""
     found = []
+    waits = ([] if told is None else told).append
 
     def hello(_model, _copy):
         raise Unreachable("shard 1")
 
     client = SimpleNamespace(hello=hello, close=lambda: None)
-    exchange = Exchange(client, None, rng=random.Random(0))
+    exchange = Exchange(client, None, rng=random.Random(0), waits=waits)
     exchange._stop = SimpleNamespace(
         is_set=lambda: len(found) >= ATTEMPTS, wait=found.append, set=lambda: None
     )
@@ -30,6 +31,12 @@ def pauses(copy):
         exchange.connect(lambda: copy).result(10)
     exchange.close()
     return found
+
+
+def test_the_job_is_told_why_a_worker_waits_for_its_servers():
+    told = []
+    pauses(copy_of(10), told)
+    assert told == ["waits for the parameter servers: shard 1"] * ATTEMPTS
 
 
 def copy_of(workers):
