@@ -40,7 +40,7 @@ class Pusher:
         self._shard.hello(0, 0, ModelSpec(fingerprint="0" * 64, parameters=size, optimizer=config))
         first = aligned(size)
         first += 0.1
-        self._shard.initialize(first)
+        self._shard.offer(0, 0, first)
         self._shard.workers.set_live(WORKERS)
         dtype = ENCODINGS[encoding]
         self._gradient, self._io = aligned(size, dtype), aligned(size, dtype)

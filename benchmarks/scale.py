@@ -24,7 +24,7 @@ from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.memory import needed
 from shoal_trainer.ps.update_rules import STATE, rule
 from shoal_trainer.run.processes import LocalJob, LocalRun
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta, WorkerIdentity
+from shoal_trainer.wire.messages import Copy, ModelSpec, OptimizerConfig, Push, PushMeta, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
 
@@ -194,8 +194,7 @@ class _Server:
                 begun.wait(60)  # one says what the parameters are at first
             identity = WorkerIdentity(self._run.identity.uid, first + number, 0)
             peer = PSClient(self._run.shards, identity, self._run.credentials, dtype="bf16")
-            if not peer.hello(spec).initialized:
-                peer.initialize(aligned(size))
+            peer.hello(spec, Copy(lambda: aligned(size)))
             begun.set()
             pulled = peer.pull(out[number])
             pulled = peer.push_pull(

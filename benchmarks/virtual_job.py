@@ -24,6 +24,7 @@ from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import (
     AnswerMeta,
+    Held,
     ModelSpec,
     OptimizerConfig,
     Progress,
@@ -216,7 +217,7 @@ class VirtualJob(Course):
         self.shard = self._server(0)
         self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
         self.shard.hello(0, 0, self.model)
-        self.shard.initialize(self.first)
+        self.shard.offer(0, 0, self.first)
         self.shard.workers.set_live(job.workers)
         self.held: dict[int, tuple[int, Vector]] = {}
         """The version and the parameters of each worker's last answer."""
@@ -397,8 +398,8 @@ class VirtualJob(Course):
         self.shard.restore(snapshot)
         for worker in range(self.job.workers):
             version, flat = self.held[worker]
-            if self.shard.hello(worker, 0, self.model, version if copies else None).wants_copy:
-                self.shard.offer(worker, 0, version, self.metas[worker], flat.copy())
+            if self.shard.hello(worker, 0, self.model, Held(version=version) if copies else None).wants_copy:
+                self.shard.offer(worker, 0, flat.copy(), version, self.metas[worker])
         self.now += RECOVERY_SECONDS
         self.shard.workers.set_live(self.job.workers)
         self.held = {worker: self._pull(worker) for worker in range(self.job.workers)}

@@ -92,7 +92,7 @@ def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) ->
     credentials = create_secret_dir(secret)
     shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, model(size))
-    shard.initialize(aligned(size))
+    shard.offer(0, 0, aligned(size))
     server = DataServer(shard, JOB, credentials, host=host, tls=tls)
     server.start()
     _print(port=server.port)

@@ -37,7 +37,7 @@ from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
-from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import AnswerMeta, Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import pull_from, push_to
 from tests.unit.trainer.snapshot.saving import latest
@@ -74,7 +74,7 @@ def trained(tmp_path, shards=1, run=""):
     server = ParameterServer(config(tmp_path, shards=shards, run=run))
     server.shard.workers.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
-    server.shard.initialize(aligned(server.shard.size))
+    server.shard.offer(0, 0, aligned(server.shard.size))
     server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     next_work(server.service.coordinator, 0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
@@ -213,7 +213,7 @@ def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, i
     started = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
     started._restore()
     assert started.shard.state is State.RECOVERING
-    assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    assert started.shard.hello(0, 0, MODEL, Held(version=1)).wants_copy
     assert started.service.coordinator.course.gathering.on == (incarnation > 0)
     assert (started.service.coordinator.record.ledger is None) == weights_only
 
@@ -228,7 +228,7 @@ def test_server_starting_from_another_run_soon_has_a_snapshot_of_its_model(serve
     service, snapshotter = started.service, started.service.snapshotter
     started.shard._recovery._seconds = 0.0
     started.shard.workers.connect(0, 0)
-    assert started.shard.hello(0, 0, MODEL).initialized
+    assert started.shard.hello(0, 0, MODEL).ready
     assert started.shard.state is State.READY
     service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     assert not snapshotter.settled(0)
@@ -268,11 +268,11 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
     again._restore()
     again.shard.workers.connect(1, 0)
     welcome = again.shard.hello(1, 0, MODEL)
-    assert welcome.recovering
+    assert not welcome.ready
     again.shard.workers.connect(0, 0)
-    assert again.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
-    again.shard.offer(0, 0, 1, answer.meta, copy)
-    again.shard.initialize(aligned(4))
+    assert again.shard.hello(0, 0, MODEL, Held(version=1)).wants_copy
+    again.shard.offer(0, 0, copy, 1, answer.meta)
+    again.shard.offer(0, 0, aligned(4))
     assert (again.shard.state, again.shard.history.version) == (State.READY, 1)
     again.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     assert again.service.coordinator.course.gathering.on
@@ -315,9 +315,9 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
     assert server._serve() == EXIT_FENCED
 
     shard = successor.shard
-    assert shard.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
+    assert shard.hello(0, 0, MODEL, Held(version=answer.version)).wants_copy
     held = AnswerMeta(4, 1, {(0, 0): 2}, answer.meta.journal)
-    assert not shard.offer(0, 0, answer.version, held, copy).recovering
+    assert shard.offer(0, 0, copy, answer.version, held).ready
     assert (shard.history.version, shard.history.samples, shard.history.applied) == (2, 4, {(0, 0): 2})
     np.testing.assert_array_equal(shard.copy().arrays["parameters"], copy)
     assert successor._watch.look()
@@ -453,7 +453,7 @@ def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     successor = successor_of(tmp_path)
     outcome = server.service.artefacts.publish_model(token, report.succeeded(server.service.coordinator))
 
-    successor.shard.hello(0, 0, MODEL, copy_version=0)
+    successor.shard.hello(0, 0, MODEL, Held(version=0))
     coordinator = successor.service.coordinator
     coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     token, _ = exported(successor)
@@ -478,7 +478,7 @@ def test_another_job_continues_a_run_with_the_same_name(tmp_path):
     before._restore()
     before.shard.workers.connect(0, 1000)
     before.shard.hello(0, 1000, MODEL)
-    before.shard.initialize(aligned(before.shard.size))
+    before.shard.offer(0, 1000, aligned(before.shard.size))
     before.service.coordinator.join(Join(slot=0, incarnation=1000, data=DataSpec(size=4), batch_size=2))
     next_work(before.service.coordinator, 0, 1000)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))

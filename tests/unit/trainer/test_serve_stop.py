@@ -39,7 +39,7 @@ def server(tmp_path):
         server = ParameterServer(config)
         server.shard.workers.connect(0, 0)
         server.shard.hello(0, 0, MODEL)
-        server.shard.initialize(aligned(server.shard.size))
+        server.shard.offer(0, 0, aligned(server.shard.size))
         if index == 0:
             server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
         server._create_marker()

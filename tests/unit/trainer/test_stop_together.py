@@ -35,7 +35,7 @@ class Stopped(Job):
         for server in self.servers.values():
             server.shard.workers.connect(0, 0)
             server.shard.hello(0, 0, MODEL)
-            server.shard.initialize(aligned(server.shard.size))
+            server.shard.offer(0, 0, aligned(server.shard.size))
         join = Join(slot=0, incarnation=0, data=DataSpec(size=1000), batch_size=2)
         self.coordinator.join(join)
         next_work(self.coordinator, 0, 0)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,6 @@ from shoal_trainer.wire.messages import (
     Welcome,
     WorkerIdentity,
 )
-
-T = TypeVar("T")
 
 
 class Parted(InPieces, Protocol):
@@ -104,7 +102,7 @@ class PSClient:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
-        """Connect to all shards, agree on the model, and send `copy` to shards that lost their parameters.
+        """Connect to all shards, agree on the model, and send `copy` to those that ask for it.
 
         If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
         """
@@ -113,41 +111,39 @@ class PSClient:
         size = place(model.size, model.parameters, np.uint16)
         if self.codec is Codec.BF16 and self._outgoing.size != size:
             self._outgoing = aligned(size, np.uint16)
+        welcomes: dict[int, ShardWelcome] = {}
         errors: list[Unreachable] = []
 
-        def each(
-            call: Callable[[ShardClient], T], shards: Sequence[ShardClient]
-        ) -> list[tuple[ShardClient, T]]:
-            results = []
+        def greet(shard: ShardClient) -> ShardWelcome:
+            shard.connect()
+            self._send_hello(shard, model, copy)
+            return _welcome(shard)
+
+        def each(call: Callable[[ShardClient], ShardWelcome], shards: Sequence[ShardClient]) -> None:
             for shard in shards:
                 try:
-                    results.append((shard, call(shard)))
+                    welcomes[shard.index] = call(shard)
                 except Unreachable as error:
                     errors.append(error)
-            return results
 
         try:
-            # A shard's wait for copies begins with its first HELLO, so connect to all of them before sending any; at
-            # once, as those on a lost node take seconds each.
-            with ThreadPoolExecutor(len(self._shards), thread_name_prefix="connect") as pool:
-                attempts = [pool.submit(shard.connect) for shard in self._shards]
-            reached = [shard for shard, _ in each(lambda shard: attempts[shard.index].result(), self._shards)]
-            reached = [
-                shard for shard, _ in each(lambda shard: self._send_hello(shard, model, copy), reached)
-            ]
-            found = each(lambda shard: decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]), reached)
-            if copy is not None:
-                welcomes = {shard.index: welcome for shard, welcome in found}
-                found = each(
-                    lambda shard: self._offer(welcomes[shard.index], copy), [shard for shard, _ in found]
-                )
+            # At once: those on a lost node take seconds each, and another one may wait for copies briefly meanwhile.
+            with ThreadPoolExecutor(len(self._shards), thread_name_prefix="hello") as pool:
+                greeted = [pool.submit(greet, shard) for shard in self._shards]
+            each(lambda shard: greeted[shard.index].result(), self._shards)
+            asking = [self._shards[index] for index, welcome in welcomes.items() if welcome.wants_copy]
+            if copy is not None and asking:
+                self._check(flat := copy.flat())
+                codec = Codec.FP32 if copy.pulled is None else self.codec
+                payload = flat if codec is Codec.FP32 else self._encode(flat)
+                each(lambda shard: self._offer(shard, copy, codec, payload), asking)
             if errors:
                 raise errors[0]
         except BaseException:
             self.close()
             raise
-        self.alone = all(welcome.alone for _, welcome in found)
-        return Welcome(tuple(welcome for _, welcome in found))
+        self.alone = all(welcome.alone for welcome in welcomes.values())
+        return Welcome(tuple(welcomes[shard.index] for shard in self._shards))
 
     def probe(self) -> Welcome:
         """The state of the shards, without a transfer of parameters. `Unreachable` also after a rollback."""
@@ -156,18 +152,13 @@ class PSClient:
         try:
             for shard in self._shards:
                 self._send_hello(shard, self._model, None)
-            found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
+            found = [_welcome(shard) for shard in self._shards]
             if [welcome.boot for welcome in found] != [shard.server.boot for shard in self._shards]:
                 raise Unreachable("a shard was rolled back to a snapshot")
         except BaseException:
             self.close()
             raise
         return Welcome(tuple(found))
-
-    def initialize(self, flat: NDArray[np.float32], samples: int = 0) -> None:
-        """Set the first parameters (fp32) of shards that have none. `samples`: those that are in them already."""
-        self._check(flat)
-        self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32, samples=samples)
 
     def pull(
         self,
@@ -224,20 +215,17 @@ class PSClient:
             shard.close()
 
     def _send_hello(self, shard: ShardClient, model: ModelSpec, copy: Copy | None) -> None:
-        hello = Hello(model=model)
-        if copy is not None:
-            version = copy.version(shard.index)
-            hello = Hello(model=model, copy_version=version, generation=copy.generation)
-        shard.send(Header(Op.HELLO), hello.to_json().encode())
+        held = None if copy is None else copy.held(shard.index)
+        shard.send(Header(Op.HELLO), Hello(model=model, held=held).to_json().encode())
 
-    def _offer(self, welcome: ShardWelcome, copy: Copy) -> ShardWelcome:
-        if not welcome.wants_copy:
-            return welcome
-        shard, (low, high) = self._shards[welcome.index], self._places(welcome.index, self.codec)
-        part, pulled = section(self._encode(copy.flat), low, high), copy.pulled
-        request = Header(Op.OFFER, self.codec, seq=copy.generation, version=pulled.versions[shard.index])
-        self._send(shard, request, encode_answer(copy.meta(shard.index)), part)
-        return decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1])
+    def _offer(self, shard: ShardClient, copy: Copy, codec: Codec, payload: Payload) -> ShardWelcome:
+        meta, version = copy.meta(shard.index), copy.held(shard.index).version
+        part = section(payload, *self._places(shard.index, codec))
+        request = Header(Op.OFFER, codec, seq=copy.generation, version=version or 0)
+        shard.send(request, b"" if meta is None else encode_answer(meta), part)
+        if asks(part.size * codec.itemsize):
+            shard.send_payload(part)
+        return _welcome(shard)
 
     def _call(
         self,
@@ -250,7 +238,6 @@ class PSClient:
         codec: Codec | None = None,
         flags: int = 0,
         ahead: float = 0.0,
-        samples: int = 0,
         known: tuple[int, ...] = (),
     ) -> Pulled:
         begin = self._clock()
@@ -266,7 +253,7 @@ class PSClient:
         def send(index: int) -> int:
             nonlocal sending
             start, (low, high) = self._clock(), self._places(index, coding)
-            base = versions[index] if versions else samples
+            base = versions[index] if versions else 0
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags, ahead=ahead)
             part = None if payload is None else section(payload, low, high)
             piece = self._shards[index].send(request, meta, part)
@@ -338,11 +325,6 @@ class PSClient:
                 raise reason from None  # why the server closed the connection during `send`
             raise
 
-    def _send(self, shard: ShardClient, request: Header, meta: bytes, payload: Payload) -> None:
-        shard.send(request, meta, payload)
-        if asks(payload.size * request.codec.itemsize):
-            shard.send_payload(payload)
-
     def _places(self, index: int, codec: Codec) -> tuple[int, int]:
         """The range of a coded vector that one shard holds."""
         low, high = (place(bound, self._trainable, codec.dtype) for bound in self._bounds[index])
@@ -373,3 +355,7 @@ class PSClient:
             raise ValueError(
                 f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
             )
+
+
+def _welcome(shard: ShardClient) -> ShardWelcome:
+    return decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1])

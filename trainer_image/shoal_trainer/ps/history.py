@@ -134,10 +134,6 @@ class History:
 
     # --- replaced -------------------------------------------------------------------------------------------------
 
-    def is_older(self, version: int, generation: int) -> bool:
-        """Whether a copy of this version and generation is newer."""
-        return (generation, version) > (self.generation, self.version)
-
     def accepts(self, journal: Journal) -> bool:
         """Whether a worker's copy with this journal continues the snapshot that the shard began with."""
         return self.journal.accepts(journal, self._restored)

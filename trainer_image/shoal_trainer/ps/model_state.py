@@ -93,11 +93,6 @@ class ModelState:
         for part, values in parts(io, optimizer.size):
             kernels.encode(self.parameters[part], values)
 
-    def set(self, io: Payload) -> None:
-        """Set the parameters to `io` (fp32)."""
-        for part, values in parts(io):
-            self.parameters[part] = values
-
     def adopt(self, io: Payload) -> None:
         """Set the parameters to `io`, but keep each more precise value that is rounded to the one in `io`."""
         for part, values in parts(io):

@@ -1,13 +1,14 @@
-"""How long a restarted shard waits for workers whose copies may be newer than its snapshot."""
+"""How good a shard's parameters are, and how long it waits for workers that may have better ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
 
-SHORTEST_WAIT = 0.001
 LONGEST_WAIT = 60.0
-"""Seconds after which a shard starts with the parameters it has, even while a copy is being uploaded."""
+"""Seconds that a shard waits for parameters that it has asked for."""
 SHORTEST_PAUSE = 0.25
 LONGEST_PAUSE = 3.0
 HELLOS_PER_SECOND = 333
@@ -17,8 +18,30 @@ JITTER = 0.2
 FIRST_COPY_SECONDS = 10.0
 MARGIN = 0.45
 """Seconds that a shard waits beyond the longest pause of a worker."""
-Age = tuple[int, int]
-"""The generation and version of a copy; the greater is the newer."""
+ANYONE = -1
+"""Of workers of whom nobody has told: the slot that no worker has."""
+
+
+class Origin(IntEnum):
+    """What is known of how parameters came about; the more, the better."""
+
+    NOWHERE = 0
+    """There are none."""
+    FIRST = 1
+    """A worker's first ones, untrained."""
+    COPY = 2
+    """Trained, but which pushes of this run they contain is not known: those of a worker whose journal has gaps or
+    whose copy is torn, or of another run."""
+    KNOWN = 3
+    """A snapshot of this run, or the copy of a worker whose journal continues it."""
+
+
+class Worth(NamedTuple):
+    """How good parameters are; the greater is the better."""
+
+    origin: Origin = Origin.NOWHERE
+    generation: int = 0
+    version: int = 0
 
 
 def longest_pause(workers: int) -> float:
@@ -26,151 +49,109 @@ def longest_pause(workers: int) -> float:
     return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, workers / HELLOS_PER_SECOND))
 
 
-class Initializer:
-    """Which worker sends the first parameters of a large shard: one at a time, instead of gigabytes from each.
-
-    The lowest slot that has asked, so that all shards of a job elect the same one; unless another one sends already.
-    """
-
-    def __init__(self) -> None:
-        self._slot: int | None = None
-        self._until = -math.inf
-        self._sends = False
-
-    def elects(self, slot: int, now: float) -> bool:
-        """Whether this worker, which asks, shall send them; for at most `LONGEST_WAIT`, as it may hang."""
-        taken = self._slot is not None and now < self._until
-        if not taken or slot == self._slot or (slot < (self._slot or 0) and not self._sends):
-            self._slot, self._until, self._sends = slot, now + LONGEST_WAIT, False
-        return slot == self._slot
-
-    def sends(self, slot: int) -> None:
-        """A worker is about to send them."""
-        self._sends = self._sends or slot == self._slot
-
-    def prefers(self, slot: int, now: float) -> None:
-        """A worker is about to send its copy of trained ones: the others wait."""
-        self._slot, self._until, self._sends = slot, now + LONGEST_WAIT, True
-
-    def disconnected(self, slot: int) -> None:
-        """Elect the next one that asks, if it was this worker."""
-        if slot == self._slot:
-            self._slot = None
-
-
 class Recovery:
-    """Ends when every expected worker has answered, or `seconds` after the first worker with a copy connected.
+    """Who is asked for better parameters than the shard has, and until when it waits for them.
 
-    Before that, workers without a copy wait `FIRST_COPY_SECONDS` for one: those that replace lost workers may be first.
-    If they are all that is expected, `seconds`: others that joined after the snapshot may have copies.
-    The wait is extended, up to `LONGEST_WAIT`, for copies that were requested by then. If the expected workers are not
-    known, it ends after `seconds`, or when all workers that a newer copy names have answered. After a snapshot from
-    before the first push only the former: the copy may be old, of a worker that was cut off, and name itself only.
+    Ends when every expected worker has answered, or `seconds` after the first worker with a copy connected. Before
+    that, workers without a copy wait `FIRST_COPY_SECONDS` for one: those that replace lost workers may be first. If
+    they are all that is expected, `seconds`: others that joined after the snapshot may have copies. The wait is
+    extended, up to `LONGEST_WAIT`, for what was asked for by then. If the expected workers are not known, it ends
+    after `seconds`, or when all workers that a newer copy names have answered. After a snapshot from before the first
+    push only the former: the copy may be old, of a worker that was cut off, and name itself only. A worker's first
+    parameters are asked for when the wait is over and there are no others: at once, if no earlier process is followed.
 
-    A copy may be gigabytes, and normally all workers have the same one: while one is requested, others that are no
-    newer are put off. Their workers say HELLO again and again; if the requested one does not come, theirs is asked for.
+    Parameters may be gigabytes, and normally all workers have the same: while some are asked for, others that are no
+    better are put off. Their workers say HELLO again and again; if what was asked for does not come, theirs is.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.has_parameters = False
-        """Whether there are parameters, from a snapshot or a copy."""
-        self._own = False
-        """Whether their history in this run is known."""
-        self._taken: Age = (-1, -1)
-        """Of the copy whose parameters were taken without its history."""
+    def __init__(self, seconds: float, *, follows: bool) -> None:
+        self.have = Worth()
+        """That of the shard's parameters."""
         self._seconds = seconds
-        self._begun: float | None = None
-        self._deadline = math.inf
-        self._other_run = False
-        self._expected: set[int] | None = None
-        self._anyone = False
-        """Whether a worker of whom nobody has told may have the newest copy."""
+        self._begun = math.inf
+        self._deadline = math.inf if follows else -math.inf
+        self._expected: set[int] = set()
+        """Empty: not known."""
         self._answered: set[int] = set()
         self._empty: set[int] = set()
-        """Those that have come without a copy."""
-        self._requested: dict[int, Age] = {}
-        self._put_off: dict[int, Age] = {}
+        """Those that have come without a copy, or with one that the shard cannot use."""
+        self._offers: dict[int, Worth] = {}
+        """What is better, and has not come yet."""
+        self._asked: dict[int, float] = {}
+        """Which of it was asked for, and until when it is waited for."""
 
-    def restored(self, slots: Collection[int] | None) -> None:
-        """The shard has a snapshot. `slots`: the workers that had pushed; None: a snapshot of another run.
+    def restored(self, have: Worth, slots: Iterable[int] = ()) -> None:
+        """The shard has a snapshot. `slots`: the workers that had pushed, if it is one of this run.
 
-        A snapshot from before the first push names no worker; all may have newer copies.
+        One from before the first push names none; all may have newer copies.
         """
-        self.has_parameters = True
-        self._own = slots is not None
-        self._other_run = slots is None
-        self._anyone = slots is not None and not slots
-        self._expected = set(slots or ()) or None
-        if self._expected and self._begun is None:
+        self.have, self._deadline = have, math.inf
+        self._expected = set(slots)
+        if have.origin is Origin.KNOWN:
+            self._expected = self._expected or {ANYONE}
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
             self._seconds = max(self._seconds, pause + MARGIN)
 
-    def adopted(self, age: Age, slots: Iterable[int]) -> None:
-        """The shard has adopted a worker's copy of this age. `slots`: the workers whose pushes are in it.
+    def hello(self, slot: int, offered: Worth, now: float) -> bool:
+        """A worker offers parameters; returns whether it shall send them. The first copy shortens the wait."""
+        usable = offered.origin >= max(self.have.origin, Origin.COPY)
+        (self._empty.discard if usable else self._empty.add)(slot)
+        wait = 0.0 if usable or self.have.origin is Origin.COPY else FIRST_COPY_SECONDS
+        self._begun = min(self._begun, now)
+        self._deadline = min(self._deadline, now + max(wait, self._seconds))
+        if offered <= self.have or (offered.origin is Origin.FIRST and not self.over(now)):
+            self.answered(slot, now)
+            return False
+        self._asked = {other: until for other, until in self._asked.items() if until > now and other != slot}
+        wanted = all(offered > self._offers[other] for other in self._asked)
+        self._offers[slot] = offered
+        if wanted:
+            self._asked[slot] = now + LONGEST_WAIT
+        return wanted
+
+    def asks(self, slot: int) -> bool:
+        """Whether a worker shall still send what it was asked for."""
+        return slot in self._asked
+
+    def adopted(self, worth: Worth, slots: Iterable[int]) -> None:
+        """The shard has taken a worker's parameters. `slots`: the workers whose pushes are known to be in them.
 
         Some may have joined after the snapshot, and have pushed after the copy was made.
         """
-        self.has_parameters = self._own = True
-        for slot in [slot for slot, other in self._put_off.items() if other <= age]:
-            del self._put_off[slot]
+        self.have = worth
+        for slot in [slot for slot, other in self._offers.items() if other <= worth]:
+            del self._offers[slot]
+            self._asked.pop(slot, None)
             self._answered.add(slot)
-        if not self._anyone:
-            self._expected = (self._expected or set()).union(slots)
-
-    def takes_parameters(self, age: Age) -> bool:
-        """Whether to take the parameters of a copy of this age without its history, which has gaps.
-
-        They are better than none, than those of another run, and than older ones of this kind.
-        """
-        if self._own or age <= self._taken:
-            return False
-        self._taken, self.has_parameters = age, True
-        return True
-
-    def begin(self, slot: int, now: float, *, has_copy: bool) -> None:
-        """Start the wait when the first worker connects, and shorten it when the first one with a copy does."""
-        if self._begun is None:
-            self._begun = now
-        (self._empty.discard if has_copy else self._empty.add)(slot)
-        wait = 0.0 if has_copy or self._other_run else FIRST_COPY_SECONDS
-        self._deadline = min(self._deadline, now + max(wait, self._seconds))
-
-    def request(self, slot: int, age: Age) -> bool:
-        """Whether to request the copy of a worker, which is newer than the shard; else it is put off."""
-        self._requested.pop(slot, None)
-        wanted = all(age > other for other in self._requested.values())
-        self._put_off.pop(slot, None)
-        (self._requested if wanted else self._put_off)[slot] = age
-        return wanted
+        self._expected.update(slots)
 
     def answered(self, slot: int, now: float) -> None:
-        """A worker has sent its copy, or has none that is newer."""
-        requested = self._requested.pop(slot, None)
-        self._put_off.pop(slot, None)
+        """A worker has sent its parameters, or has none that are better."""
+        asked = self._asked.pop(slot, None)
+        self._offers.pop(slot, None)
         self._answered.add(slot)
-        if (
-            requested is not None and self._put_off
-        ):  # these are newer than what was adopted: time to ask for one
+        if asked is not None and self._offers.keys() > self._asked.keys():  # time to ask for what was put off
             self._deadline = max(self._deadline, now + self._seconds)
 
     def disconnected(self, slot: int, now: float) -> None:
-        """Stop waiting for a requested copy whose worker has disconnected."""
-        if slot in self._requested:
+        """Stop waiting for what was asked for, as its worker has disconnected."""
+        if slot in self._asked:
             self.answered(slot, now)
 
     def over(self, now: float) -> bool:
-        """Whether the shard may start."""
-        if self._begun is None:
-            return False
-        return now >= self._end(self._begun)
+        """Whether no better parameters than these are waited for."""
+        return now >= self._end()
 
     def remaining(self, now: float) -> float:
-        """An upper bound of the seconds until `over`; infinite before the first worker connects."""
-        return math.inf if self._begun is None else max(SHORTEST_WAIT, self._end(self._begun) - now)
+        """The seconds until `over`, if nobody is heard of; infinite before the first worker, and once it is over."""
+        end = self._end()
+        return end - now if end > now else math.inf
 
-    def _end(self, begun: float) -> float:
-        if self._requested:
-            return max(self._deadline, begun + LONGEST_WAIT)
-        if self._put_off or self._expected is None or not self._expected <= self._answered:
+    def _end(self) -> float:
+        if self._asked:
+            return max(self._deadline, *self._asked.values())
+        if self._offers or not self._expected or not self._expected <= self._answered:
             return self._deadline
-        return min(self._deadline, begun + self._seconds) if self._expected & self._empty else begun
+        return (
+            min(self._deadline, self._begun + self._seconds) if self._expected & self._empty else self._begun
+        )

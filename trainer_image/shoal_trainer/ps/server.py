@@ -179,7 +179,7 @@ class DataServer:
             if request.op is Op.HELLO and not request.length:
                 hello = decode_json(Hello, meta)
                 worker = peer.slot, peer.incarnation
-                welcome = self._shard.hello(*worker, hello.model, hello.copy_version, hello.generation)
+                welcome = self._shard.hello(*worker, hello.model, hello.held)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             else:
                 self._exchange(channel, peer, request, meta)
@@ -321,17 +321,13 @@ class DataServer:
             self._send(channel, Op.GO, seq=piece)
 
     def _check_needed(self, request: Header) -> None:
-        if request.op is Op.INITIALIZE:
-            self._shard.check_needed(request.slot, None)
-        elif request.op is Op.OFFER:
-            self._shard.check_needed(request.slot, (request.seq, request.version))
+        if request.op is Op.OFFER:
+            self._shard.check_wanted(request.slot)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
         shard = self._shard
-        if request.op is Op.INITIALIZE:
-            shard.wait_ready(deadline - self._clock())  # a worker's copy takes precedence
-        elif request.op is Op.PULL or request.op in PUSHES:
+        if request.op is Op.PULL or request.op in PUSHES:
             if not shard.wait_ready(deadline - self._clock()):
                 raise Unreachable(f"shard {shard.index} has no parameters yet")
             if request.op in PUSHES:
@@ -345,12 +341,9 @@ class DataServer:
         assert shard.model is not None
         values = loan.payload(codec, shard.model.trainable)
         match request.op:
-            case Op.INITIALIZE if codec is Codec.FP32:
-                shard.initialize(values, request.version)
-                self._send(channel, Op.OK)
             case Op.OFFER:
-                copy = request.version, decode_answer(meta), values
-                welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
+                copy = (request.version, decode_answer(meta)) if meta else ()
+                welcome = shard.offer(peer.slot, peer.incarnation, values, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case op if op is Op.PULL or op in PUSHES:
                 reply = shard.run(self._begin(peer, request, meta), values)

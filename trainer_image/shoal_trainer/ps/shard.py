@@ -2,8 +2,8 @@
 
 It has no sockets. Calls are short and thread-safe: one lock serializes them, and `on_applied` runs under it, so the
 coordinator's counts always match the parameters. The pieces of a large shard are worked on outside of the lock
-(`streams`); a push counts with its last piece. A shard is EMPTY until a worker initializes it, RECOVERING for a
-bounded time after a restart (the newest of its snapshot and the workers' copies wins), and READY from then on.
+(`streams`); a push counts with its last piece. A shard is RECOVERING until it has parameters, after a restart for a
+bounded time (the best of its snapshot and the workers' copies win; see `recovery`), and READY from then on.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from shoal_trainer.ps.history import History
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload
-from shoal_trainer.ps.recovery import Initializer, Recovery
+from shoal_trainer.ps.recovery import Origin, Recovery, Worth
 from shoal_trainer.ps.requests import Copying, Pull, Pushing
 from shoal_trainer.ps.streams import Request, Stream
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, same_shapes
 from shoal_trainer.ps.walks import Walk
 from shoal_trainer.ps.workers import Workers
-from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import AnswerMeta, Applied, Held, Journal, ModelSpec, PushMeta, ShardWelcome
 
 T = TypeVar("T")
+NO_ANSWER = AnswerMeta()
 
 LARGE_VALUES = 2 << 20
 """Larger shards are walked over piece by piece. The kernels need a few ms for this many values."""
@@ -84,11 +85,10 @@ class ShardStore:
         self.damping = Damping(EXPONENTS[staleness.policy])
         self.load = Load(clock)
         self.initial_samples = 0
-        """Those in the parameters whose pushes are not known: of a worker's copy with gaps in its history."""
+        """Those in the parameters whose pushes are not known: see `Origin.COPY`."""
         self.follows = epoch > 0 if follows is None else follows
-        self._state = State.RECOVERING if self.follows else State.EMPTY
-        self._recovery = Recovery(recovery_seconds)
-        self._initializer = Initializer()
+        self._state = State.RECOVERING
+        self._recovery = Recovery(recovery_seconds, follows=self.follows)
         self._other_run = False
         self._large, self._piece = large, piece
         self._moved = threading.Condition(self.lock)
@@ -118,20 +118,12 @@ class ShardStore:
         with self.lock:
             if self.workers.disconnect(slot):
                 self._recovery.disconnected(slot, self._clock())
-                self._initializer.disconnected(slot)
 
-    def hello(
-        self,
-        slot: int,
-        incarnation: int,
-        model: ModelSpec,
-        copy_version: int | None = None,
-        generation: int = 0,
-    ) -> ShardWelcome:
-        """Agree on the model with a worker, and request its copy if it is newer than this recovering shard.
+    def hello(self, slot: int, incarnation: int, model: ModelSpec, held: Held | None = None) -> ShardWelcome:
+        """Agree on the model with a worker, and ask for its parameters if they are better than a recovering shard's.
 
-        `copy_version`: None without a copy. A worker without a copy may repeat this call to read the shard's state; it
-        computes no gradient meanwhile. `UserError` if the shard holds another model, `Fenced` for a replaced worker.
+        `held`: what it offers. A worker may repeat this call to read the shard's state; it computes no gradient
+        meanwhile. `UserError` if the shard holds another model, `Fenced` for a replaced worker.
         """
         with self.lock:
             self.workers.check(slot, incarnation)
@@ -143,71 +135,53 @@ class ShardStore:
                 self.model.reconfigure(model)
             self._other_run = False
             self.workers.expect_no_push(slot)
-            now = self._clock()
-            self._recovery.begin(slot, now, has_copy=copy_version is not None)
-            wants_copy = False
-            if copy_version is not None and self._is_newer(copy_version, generation):
-                wants_copy = self._recovery.request(slot, (generation, copy_version))
-            else:
-                self._recovery.answered(slot, now)
-            self._settle()
-            if wants_copy:
-                self._initializer.prefers(slot, now)
-            elif self._state is State.EMPTY and self.piece and not self._initializer.elects(slot, now):
-                return self._welcome(slot, incarnation, False, waits=True)
-            return self._welcome(slot, incarnation, wants_copy)
+            wanted = False
+            if self.state is not State.READY:
+                offered = Worth()
+                if held is not None:
+                    journal = None if held.floor is None else Journal(held.floor)
+                    offered = self._worth(held.version, held.generation, journal)
+                wanted = self._recovery.hello(slot, offered, self._clock())
+                self._settle()
+            return self._welcome(slot, incarnation, wanted)
 
-    def check_needed(self, slot: int, age: tuple[int, int] | None) -> None:
-        """Before a worker sends its copy of this generation and version, or (None) the first parameters.
-
-        `Unreachable` if the shard has others by now: what is not sent holds up nobody.
-        """
+    def check_wanted(self, slot: int) -> None:
+        """Before a worker sends its parameters: `Unreachable` if the shard has others by now that are as good."""
         with self.lock:
-            if age is None:
-                self._initializer.sends(slot)
-                if self.piece and self.state is State.READY:  # few bytes cost less than to ask again
-                    raise Unreachable(f"shard {self.index} has its first parameters from another worker")
-            elif not self._is_newer(age[1], age[0]):
-                self._recovery.answered(slot, self._clock())
-                raise Unreachable(f"shard {self.index} has parameters that are as new as this copy")
-
-    def initialize(self, values: Payload, samples: int = 0) -> None:
-        """Set the first parameters (fp32); ignored if the shard already has some.
-
-        `samples`: those in them, of a worker that had trained before the shard lost everything and whose copy is torn.
-        """
-        with self.lock:
-            model = self._check_size(values)
-            self._settle()
-            if self._state is State.EMPTY:
-                model.set(values)
-                self._take_samples(samples)
-                self._become_ready()
+            if self.state is State.READY or not self._recovery.asks(slot):
+                raise Unreachable(
+                    f"shard {self.index} has parameters that are as good as those of this worker"
+                )
 
     def offer(
-        self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Payload, *, generation: int = 0
+        self,
+        slot: int,
+        incarnation: int,
+        io: Payload,
+        version: int | None = None,
+        meta: AnswerMeta = NO_ANSWER,
+        *,
+        generation: int = 0,
     ) -> ShardWelcome:
-        """Adopt a worker's copy of the parameters (fp32 or bf16) if it is newer than this recovering shard.
+        """Adopt a worker's parameters (fp32 or bf16) if they are better than those of a shard that is not READY.
 
-        If its journal does not reach back to what the shard has, as when its snapshots are lost, the shard takes the
-        parameters alone, unless it has better ones: their pushes are not known, but nor is their training lost.
+        `version`, `meta`, `generation`: of its copy; without a version they are its first ones. Of those whose history
+        is not known the parameters are taken alone, and their samples: their training is not lost.
         """
         with self.lock:
             self.workers.check(slot, incarnation)
-            model, age = self._check_size(io), (generation, version)
-            if self._is_newer(version, generation):
-                if self.history.accepts(meta.journal):
-                    model.adopt(io)
-                    self.history.adopt(version, generation, meta)
+            model = self._check_size(io)
+            worth = self._worth(version, generation, None if meta.torn else meta.journal)
+            if self.state is not State.READY and worth > self._recovery.have:
+                model.adopt(io)
+                if worth.origin is Origin.KNOWN:
+                    self.history.adopt(worth.version, generation, meta)
                     self.initial_samples = 0
                     self._fence_replaced()
-                    self._recovery.adopted(age, (slot for slot, _ in self.history.applied))
-                elif self._recovery.takes_parameters(age):
-                    model.adopt(io)
-                    self._take_samples(meta.samples)
-                    self.history.generation = generation
-                if self._state is State.EMPTY and self._recovery.has_parameters:
-                    self._become_ready()
+                else:
+                    self.initial_samples += meta.samples - self.history.samples
+                    self.history.samples, self.history.generation = meta.samples, generation
+                self._recovery.adopted(worth, (slot for slot, _ in self.history.applied))
             self._recovery.answered(slot, self._clock())
             self._settle()
             return self._welcome(slot, incarnation, False)
@@ -346,11 +320,12 @@ class ShardStore:
             self._state = State.RECOVERING
             if self._other_run:
                 self.history.samples = 0 if weights_only else copy.samples
-                self._recovery.restored(None)
+                self._recovery.restored(Worth(Origin.COPY))
                 return
             self.history.load(copy)
             self._fence_replaced()
-            self._recovery.restored({slot for slot, _ in copy.applied})
+            have = Worth(Origin.KNOWN, copy.generation, copy.version)
+            self._recovery.restored(have, (slot for slot, _ in copy.applied))
 
     def roll_back(self, copy: ShardCopy) -> None:
         """Load a snapshot while workers are connected. The shard is READY at once; workers' copies are discarded.
@@ -373,23 +348,24 @@ class ShardStore:
         for worker in self.history.workers():
             self.workers.fence(*worker)
 
-    def _take_samples(self, samples: int) -> None:
-        """The parameters have so many; the learning rate goes on from there."""
-        self.initial_samples += samples - self.history.samples
-        self.history.samples = samples
+    def _worth(self, version: int | None, generation: int, journal: Journal | None) -> Worth:
+        """That of a worker's parameters. `journal`: None if the copy is torn; without entries before they are sent."""
+        if version is None:
+            return Worth(Origin.FIRST)
+        # A copy without a push tells nothing of what is in it to a shard that has no snapshot of this run.
+        tells = version > 0 or self._recovery.have.origin is Origin.KNOWN
+        known = tells and journal is not None and self.history.accepts(journal)
+        return Worth(Origin.KNOWN if known else Origin.COPY, generation, version)
 
     def _use_model(self, model: ModelState) -> None:
         self.model = model
         self.history.in_pieces(-(-self.size // self.piece) if self.piece else 1)
 
     def _settle(self) -> None:
-        """Leave RECOVERING once the wait for workers' copies is over."""
-        if self._state is State.RECOVERING and self._recovery.over(self._clock()):
-            if self._recovery.has_parameters:
-                self._become_ready()
-            else:
-                self._state = State.EMPTY
-                self.changed.notify_all()
+        """Leave RECOVERING once there are parameters, and no better ones are waited for."""
+        recovery = self._recovery
+        if self._state is State.RECOVERING and recovery.have > Worth() and recovery.over(self._clock()):
+            self._become_ready()
 
     def _become_ready(self) -> None:
         self._state = State.READY
@@ -397,21 +373,14 @@ class ShardStore:
             self.on_ready(self.history.version, dict(self.history.applied))
         self.changed.notify_all()
 
-    def _is_newer(self, version: int, generation: int) -> bool:
-        """Whether a copy is newer than a shard that is not READY yet."""
-        self._settle()
-        return self._state is not State.READY and self.history.is_older(version, generation)
-
-    def _welcome(self, slot: int, incarnation: int, wants_copy: bool, *, waits: bool = False) -> ShardWelcome:
-        """`waits`: the worker is to ask again, as while the shard recovers."""
+    def _welcome(self, slot: int, incarnation: int, wants_copy: bool) -> ShardWelcome:
         return ShardWelcome(
             index=self.index,
             epoch=self.epoch,
             boot=self.boot,
             version=self.history.version,
             samples=self.history.samples,
-            initialized=self._state is State.READY or self._recovery.has_parameters,
-            recovering=waits or self._state is State.RECOVERING,
+            ready=self._state is State.READY,
             wants_copy=wants_copy,
             last_seq=self.history.last_seq((slot, incarnation)),
             live_workers=self.workers.live,

@@ -14,7 +14,6 @@ from shoal_trainer.wire.messages import AnswerMeta, Applied, BegunPush, ModelSpe
 class State(StrEnum):
     """Whether a shard can be read and written."""
 
-    EMPTY = "Empty"
     RECOVERING = "Recovering"
     READY = "Ready"
 

@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import OtherVersion, ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 7
+VERSION = 8
 _LAYOUT = struct.Struct("<4sBBBBHxxIIxxxxIQQQQf")
 SIZE = _LAYOUT.size
 
@@ -42,8 +42,8 @@ class Op(IntEnum):
     """The type of a request (below 64) or an answer."""
 
     HELLO = 1
-    INITIALIZE = 2
     OFFER = 3
+    """The parameters that HELLO has offered and WELCOME asks for. Without a meta block: the worker's first ones."""
     PULL = 4
     PUSH_PULL = 5
     DELTA_PULL = 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -102,12 +102,20 @@ class ModelSpec(Message):
         return self.parameters + self.statistics
 
 
+class Held(Message):
+    """The parameters of a shard that a worker has: its first ones, or a copy, which has a `version`."""
+
+    version: int | None = None
+    generation: int = 0
+    floor: int | None = 0
+    """That of the copy's journal; None if it has none that would tell what is in the copy."""
+
+
 class Hello(Message):
-    """A worker's first message after the handshake. `copy_version`, `generation`: of its copy, if it has one."""
+    """A worker's first message after the handshake. `held`: what it offers, if anything."""
 
     model: ModelSpec
-    copy_version: int | None = None
-    generation: int = 0
+    held: Held | None = None
 
 
 class ShardWelcome(Message):
@@ -118,9 +126,10 @@ class ShardWelcome(Message):
     boot: int
     version: int = 0
     samples: int = 0
-    initialized: bool = False
-    recovering: bool = False
+    ready: bool = False
+    """Whether it has parameters, and waits for no better ones."""
     wants_copy: bool = False
+    """Whether it asks for what the worker's HELLO offers."""
     last_seq: int = 0
     """The sequence number of this worker's last applied push; 0 for none."""
     live_workers: int = 1
@@ -285,19 +294,26 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A worker's copy of the parameters, unchanged since the pull, for shards that lost theirs."""
+    """The parameters that a worker has, for shards that have none as good; `flat` makes them when one asks.
 
-    flat: NDArray[Any]
-    pulled: Pulled
+    `pulled`: with which answer they came, unchanged since; None: the worker's first ones.
+    """
+
+    flat: Callable[[], NDArray[Any]]
+    pulled: Pulled | None = None
     generation: int = 0
 
-    def version(self, shard: int) -> int | None:
-        """Its version of a shard; None if that shard could not recover from it."""
-        return None if self.pulled.answers[shard].torn else self.pulled.versions[shard]
+    def held(self, shard: int) -> Held:
+        """What it offers to a shard."""
+        if self.pulled is None:
+            return Held()
+        answer = self.pulled.answers[shard]
+        floor = None if answer.torn else answer.journal.floor
+        return Held(version=self.pulled.versions[shard], generation=self.generation, floor=floor)
 
-    def meta(self, shard: int) -> AnswerMeta:
-        """What a shard needs to know of it."""
-        return self.pulled.answers[shard]._replace(stopped=0, torn=False, factor=1.0)
+    def meta(self, shard: int) -> AnswerMeta | None:
+        """What a shard needs to know of it; None of first parameters."""
+        return None if self.pulled is None else self.pulled.answers[shard]._replace(stopped=0, factor=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,14 +323,9 @@ class Welcome:
     shards: tuple[ShardWelcome, ...]
 
     @property
-    def initialized(self) -> bool:
-        """Whether every shard has parameters."""
-        return all(shard.initialized for shard in self.shards)
-
-    @property
-    def alike(self) -> bool:
-        """Whether all shards have the same generation, so that their parameters belong together."""
-        return all(shard.generation == self.generation for shard in self.shards)
+    def ready(self) -> bool:
+        """Whether every shard is, and all have the same generation, so that their parameters belong together."""
+        return all(shard.ready and shard.generation == self.generation for shard in self.shards)
 
     @property
     def generation(self) -> int:

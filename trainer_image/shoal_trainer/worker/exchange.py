@@ -72,8 +72,8 @@ class Exchange:
             return self.submit(lambda client: client.push_pull(update, out, push))
         return self._pool.submit(self._push_pull_again, update, out, push, again)
 
-    def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
-        """Connect until every shard answers and is ready; `Unreachable` only after `close`.
+    def connect(self, copy: Copy) -> Future[Welcome]:
+        """Connect, and offer `copy`, until every shard answers and is ready; `Unreachable` only after `close`.
 
         The pauses double, up to a limit that grows with the number of workers.
         """
@@ -101,21 +101,19 @@ class Exchange:
         newer = self._client.pull(out, ahead=push.ahead, known=push.base_versions)
         return replace(newer, push_seconds=answer.push_seconds, made=answer.versions[0])
 
-    def _connect(self, copy: Callable[[], Copy | None]) -> Welcome:
-        backoff = Backoff(SHORTEST_PAUSE, jitter=JITTER, rng=self._random)
+    def _connect(self, copy: Copy) -> Welcome:
+        longest = LONGEST_PAUSE if copy.pulled is None else longest_pause(copy.pulled.live_workers)
+        backoff = Backoff(SHORTEST_PAUSE, longest, jitter=JITTER, rng=self._random)
         while not self._stop.is_set():
-            offered = copy()
             try:
-                welcome = self._client.hello(self._model, offered)
-                ready = welcome.alike and not any(shard.recovering for shard in welcome.shards)
-                if ready and not self._stop.is_set():
+                welcome = self._client.hello(self._model, copy)
+                if welcome.ready and not self._stop.is_set():
                     self._waits("")
                     return welcome
             except Unreachable as error:
                 self._waits(f"waits for the parameter servers: {error}")
                 if backoff.is_new(error):
                     log.warning("waiting for the parameter servers: %s", error)
-            backoff.longest = LONGEST_PAUSE if offered is None else longest_pause(offered.pulled.live_workers)
             backoff.wait(self._stop)
         self._client.close()  # what was opened since `close`
         raise Unreachable("the worker is ending")

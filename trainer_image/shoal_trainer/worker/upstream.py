@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.coding import decode
 from shoal_trainer.ps.followed import Followed
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
@@ -99,19 +97,18 @@ class Upstream:
     # --- pushes ---------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Connect, initialize the parameters unless another worker has, join the coordinator, and pull.
+        """Connect with the first parameters, which a new job needs, join the coordinator, and pull.
 
         The heartbeats have joined before the model was traced; this join reaches a coordinator that was replaced since.
         If parameter server 0 is replaced after this join, the pull fails.
         """
         backoff, started = Backoff(longest=PROBE_SECONDS), self._clock()
+        first = Copy(self._flat_model.initial)
         while not self._drain.is_set():
             try:
-                welcome = self.answers.wait(self._exchange.connect(lambda: None))
+                welcome = self.answers.wait(self._exchange.connect(first))
                 if welcome is None:
                     return
-                if not welcome.initialized:
-                    self._initialize(self._flat_model.initial())
                 self._join_coordinator({})
                 greeted = self._clock()
                 pulled = self._pull()
@@ -303,8 +300,9 @@ class Upstream:
         assert self.pulled is not None
         known = zip(self._followed, self.pulled.answers, strict=True)
         answers = tuple(followed.complete(answer) for followed, answer in known)
-        copy = Copy(self._buffers.current, replace(self.pulled, answers=answers), self.generation)
-        return self._exchange.connect(lambda: copy)
+        current = self._buffers.current
+        copy = Copy(lambda: current, replace(self.pulled, answers=answers), self.generation)
+        return self._exchange.connect(copy)
 
     def local_steps(self) -> None:
         """Apply the pending steps to the local parameters, as one push."""
@@ -349,10 +347,6 @@ class Upstream:
     def _catch_up(self, outage: Outage, welcome: Welcome) -> Pulled:
         """Push what the servers lack, and pull their parameters."""
         assert self.pulled is not None
-        if not welcome.initialized:  # only the workers' copies of the parameters are left
-            first = aligned(self._flat_model.layout.size)
-            decode(self._buffers.current, first, self._flat_model.layout.trainable)
-            self._initialize(first, self.pulled.samples)
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
@@ -430,7 +424,7 @@ class Upstream:
         self._discard_steps()
         if self.outage is None:
             self.outage = self._local_training(max_steps=0)
-            self.reconnect = self._exchange.connect(lambda: None)
+            self.reconnect = self._reconnect_with_copy()
 
     def _discard_unsent(self, undone: int = 0) -> None:
         """Discard all steps without an answer, and count them as wasted, but for those that a rollback has `undone`."""
@@ -457,10 +451,6 @@ class Upstream:
         return pulled
 
     # --- helpers --------------------------------------------------------------------------------------------------
-
-    def _initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> None:
-        """Send the first parameters, with so many samples in them, unless another worker has sent some."""
-        self.answers.ask(lambda client: client.initialize(flat, samples))
 
     def _pull(self, *, idle: bool = False, ahead: float = 0.0, known: tuple[int, ...] = ()) -> Pulled:
         """Pull the parameters into the spare buffer."""

@@ -5,7 +5,7 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Next
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -46,8 +46,8 @@ class Bench:
 
     def join(self, slot, incarnation=0, data=None, **fields):
         self.shard.workers.connect(slot, incarnation)
-        if not self.shard.hello(slot, incarnation, self.model).initialized:
-            self.shard.initialize(aligned(4))
+        if self.shard.hello(slot, incarnation, self.model, Held()).wants_copy:
+            self.shard.offer(slot, incarnation, aligned(4))
         return self.coordinator.join(
             Join(
                 slot=slot,

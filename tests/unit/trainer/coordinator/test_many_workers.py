@@ -27,7 +27,7 @@ def coordinator():
     shard = ShardStore(0, 1, 0)
     found = Coordinator(JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=1), 2, shard)
     shard.hello(0, 0, ModelSpec(fingerprint="0" * 64, parameters=4))
-    shard.initialize(aligned(4))
+    shard.offer(0, 0, aligned(4))
     for slot in range(WORKERS):
         shard.workers.connect(slot, 0)
         found.join(Join(slot=slot, incarnation=0, data=DataSpec(size=2**20), batch_size=2))

@@ -79,7 +79,7 @@ class Job:
             for slot in (0, 1):
                 shard.workers.connect(slot, 0)
                 shard.hello(slot, 0, MODEL)
-            shard.initialize(aligned(shard.size))
+            shard.offer(0, 0, aligned(shard.size))
         for slot in (0, 1):
             self.join(slot)
         self.numbers = itertools.count(1)
@@ -207,7 +207,7 @@ def test_restart_of_a_shard_is_noticed_once_it_is_ready(job: Job, tmp_path: Path
     assert restarts == []
     restarted.workers.connect(0, 0)
     restarted.hello(0, 0, MODEL)
-    restarted.initialize(aligned(restarted.size))
+    restarted.offer(0, 0, aligned(restarted.size))
     for _ in range(2):
         follows.tell()
     assert restarts == [1]

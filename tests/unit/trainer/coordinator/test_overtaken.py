@@ -83,7 +83,7 @@ class Servers:
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2))
         self.greet()
         for shard in self.shards:
-            shard.initialize(aligned(shard.size))
+            shard.offer(0, 0, aligned(shard.size))
 
     def greet(self) -> Welcome:
         """A worker says HELLO, again when the servers have waited for copies."""
@@ -119,7 +119,7 @@ def damaged(tmp_path: Path) -> Path:
         newest = first.snapshotter.take()
     first.diverge()
     first.other.tell()
-    assert first.greet().alike
+    assert first.greet().ready
     file = tmp_path / "snapshots" / newest.shards[0].file
     file.write_bytes(bytes(newest.shards[0].size))
     return tmp_path
@@ -127,10 +127,10 @@ def damaged(tmp_path: Path) -> Path:
 
 def test_all_shards_return_to_the_snapshot_that_shard_0_can_read(damaged: Path) -> None:
     again = Servers(damaged, epoch=1)
-    assert not again.greet().alike
+    assert not again.greet().ready
     again.other.tell()
     welcome = again.greet()
-    assert welcome.alike
+    assert welcome.ready
     assert [shard.history.version for shard in again.shards] == [1, 1]
     assert welcome.generation == 2
     again.coordinator.beginning._course.gathering.end()

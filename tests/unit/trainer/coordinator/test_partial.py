@@ -131,7 +131,7 @@ class Bench:
         for shard in self.shards:
             shard.workers.connect(0, 0)
             shard.hello(0, 0, MODEL)
-            shard.initialize(aligned(shard.size))
+            shard.offer(0, 0, aligned(shard.size))
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=64), batch_size=2))
 
     def push(self, seq, *to):

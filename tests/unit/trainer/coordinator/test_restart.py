@@ -9,7 +9,7 @@ from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
-from shoal_trainer.wire.messages import AnswerMeta, Journal, OptimizerConfig
+from shoal_trainer.wire.messages import AnswerMeta, Held, Journal, OptimizerConfig
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 from tests.unit.trainer.ps.shards import pull_from
 
@@ -40,8 +40,8 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
     new = Bench()
     new.shard.restore(copy)
     new.coordinator.load(saved)
-    assert new.shard.hello(0, 0, MODEL, newest.version).wants_copy
-    new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
+    assert new.shard.hello(0, 0, MODEL, Held(version=newest.version)).wants_copy
+    new.shard.offer(0, 0, aligned(4), newest.version, newest.meta)
     assert new.coordinator.record.ledger.done_samples == 4
     counters = new.coordinator.record.counters
     assert (counters.steps, counters.repeated) == (3, 2)
@@ -160,7 +160,7 @@ def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
     old = Bench()
     old.join(0)
     new = old.successor()
-    new.shard.hello(1, 0, MODEL, 0)  # with a copy
+    new.shard.hello(1, 0, MODEL, Held(version=0))  # with a copy
     new.join(1)
     new.now += 1.0
     assert new.shard.state is State.READY
@@ -183,9 +183,9 @@ def test_coordinator_waits_for_a_worker_that_joined_after_the_snapshot():
 
     new.shard.restore(copy)
     new.coordinator.load(saved)
-    new.shard.hello(0, 0, MODEL, newest.version)
-    new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
-    new.shard.hello(1, 0, MODEL, newest.version)
+    new.shard.hello(0, 0, MODEL, Held(version=newest.version))
+    new.shard.offer(0, 0, aligned(4), newest.version, newest.meta)
+    new.shard.hello(1, 0, MODEL, Held(version=newest.version))
     assert new.shard.state is State.READY
     new.join(0)
     assert new.ask(0).kind == "idle"
@@ -207,8 +207,8 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     lost.finish(0, lease)
     meta = pull_from(lost.shard, 0, copy := aligned(4)).meta
     assert new.coordinator.course.gathering.on
-    assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
-    new.shard.offer(0, 0, 1, meta, copy)
+    assert new.shard.hello(0, 0, MODEL, Held(version=1)).wants_copy
+    new.shard.offer(0, 0, copy, 1, meta)
     answer = new.join(0, leases=(held,))
     new.join(1)
     assert [one.old for one in answer.renamed] == [held.token]
@@ -252,10 +252,10 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     for slot in (0, 1):
         new.shard.workers.connect(slot, 0)
         new.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
-    assert new.shard.hello(0, 0, MODEL, old.shard.history.version + 1).wants_copy
+    assert new.shard.hello(0, 0, MODEL, Held(version=old.shard.history.version + 1)).wants_copy
     new.now += 8.0
     meta = AnswerMeta(1, 1, dict(old.shard.history.applied), old.shard.history.journal.since(-1))
-    new.shard.offer(0, 0, old.shard.history.version + 1, meta, aligned(4))
+    new.shard.offer(0, 0, aligned(4), old.shard.history.version + 1, meta)
     assert new.ask(1).kind == "idle"
     held = lease.model_copy(update={"start": 1})
     assert new.join(0, leases=(held,)).renamed
@@ -298,7 +298,7 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     new.shard.restore(copy)
     new.coordinator.load(saved | {"stopping": "accuracy reached 0.9"})
     new.shard.workers.connect(0, 0)
-    new.shard.hello(0, 0, MODEL, 0)
+    new.shard.hello(0, 0, MODEL, Held(version=0))
     new.now += 5.0
     new.join(0, leases=(held,))
     new.join(1)
@@ -316,7 +316,7 @@ def test_leases_wait_for_a_worker_that_is_alive_but_has_not_joined_again():
     held = old.ask(0).lease
     new = old.successor()
     for slot in range(2):
-        new.shard.hello(slot, 0, MODEL, 0)
+        new.shard.hello(slot, 0, MODEL, Held(version=0))
     new.join(1)
     for _ in range(12):
         new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
@@ -332,7 +332,7 @@ def test_leases_wait_a_minute_at_most():
         old.join(slot)
     new = old.successor()
     for slot in range(2):
-        new.shard.hello(slot, 0, MODEL, 0)
+        new.shard.hello(slot, 0, MODEL, Held(version=0))
     new.join(1)
     while new.ask(1).kind == "idle":
         new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
@@ -374,7 +374,7 @@ def test_restart_from_nothing_is_counted_with_what_is_trained_again():
     new.shard.workers.connect(0, 0)
     new.shard.hello(0, 0, MODEL)
     new.now += 60.0
-    new.shard.initialize(aligned(4), 6)  # by a worker with a copy
+    new.shard.offer(0, 0, aligned(4), 3, AnswerMeta(6, torn=True))
     for slot, known in ((0, 6), (1, 7), (0, 6)):
         new.join(slot, known_samples=known)
     status = report.status(new.coordinator)
@@ -385,8 +385,8 @@ def test_restart_with_the_parameters_of_a_copy_alone_says_what_is_left_of_the_wh
     """The learning rate goes on, and so does the count of samples in the parameters; the data begin anew."""
     new = Bench(boot=2, epoch=1)
     new.shard.workers.connect(0, 0)
-    new.shard.hello(0, 0, MODEL, copy_version=900)
-    new.shard.offer(0, 0, 900, AnswerMeta(3600, journal=Journal(500)), aligned(4))
+    new.shard.hello(0, 0, MODEL, Held(version=900))
+    new.shard.offer(0, 0, aligned(4), 900, AnswerMeta(3600, journal=Journal(500)))
     new.now += 60.0
     new.join(0, known_samples=3600)
     new.now += 60.0

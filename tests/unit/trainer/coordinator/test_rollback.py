@@ -22,7 +22,7 @@ from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
@@ -59,7 +59,7 @@ class Bench:
 
     def begin(self):
         self.shard.hello(0, 0, MODEL)
-        self.shard.initialize(aligned(4))
+        self.shard.offer(0, 0, aligned(4))
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2))
         return self
 
@@ -175,7 +175,9 @@ def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
     assert (new.shard.history.generation, new.shard.history.version) == (1, 2)
     status = report.status(new.coordinator)
     assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 1, 1, 2)
-    assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # a copy from before the rollback
+    assert not new.shard.hello(
+        0, 0, MODEL, Held(version=3, generation=0)
+    ).wants_copy  # a copy from before the rollback
 
 
 def test_interrupted_rollback_is_completed_by_the_next_report(bench):
@@ -430,7 +432,7 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     first = ShardStore(0, 1, 0)
     first.workers.connect(0, 0)
     first.hello(0, 0, MODEL)
-    first.initialize(aligned(4))
+    first.offer(0, 0, aligned(4))
     copy = dataclasses.replace(first.copy(), generation=held[0], version=held[1])
     shard = ShardStore(0, 1, 1, clock=lambda: 0.0)
     shard.restore(
@@ -439,11 +441,11 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     best = held
     for slot, (generation, version) in enumerate(offers):
         shard.workers.connect(slot, 0)
-        wants = shard.hello(slot, 0, MODEL, version, generation).wants_copy
+        wants = shard.hello(slot, 0, MODEL, Held(version=version, generation=generation)).wants_copy
         assert wants == ((generation, version) > best)
         values = aligned(4)
         values[:] = generation
-        shard.offer(slot, 0, version, pull_from(first, 0, aligned(4)).meta, values, generation=generation)
+        shard.offer(slot, 0, values, version, pull_from(first, 0, aligned(4)).meta, generation=generation)
         best = max(best, (generation, version))
         assert (shard.history.generation, shard.history.version) == best
     if best != held:

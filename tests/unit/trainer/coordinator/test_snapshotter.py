@@ -108,7 +108,7 @@ class Bench:
         self.seq = 0
 
     def begin(self):
-        self.shard.initialize(aligned(self.shard.size))
+        self.shard.offer(0, 0, aligned(self.shard.size))
         return self
 
     def push(self):
@@ -234,7 +234,7 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     older = ShardStore(1, 2, 0)
     older.workers.connect(0, 0)
     older.hello(0, 0, MODEL)
-    older.initialize(aligned(older.size))
+    older.offer(0, 0, aligned(older.size))
 
     class Replaced:
         def snapshot(self, number, epoch, published, generation):
@@ -255,7 +255,7 @@ def test_servers_without_a_common_storage_publish_nothing_that_nobody_could_load
     other = ShardStore(1, 2, 0)
     other.workers.connect(0, 0)
     other.hello(0, 0, MODEL)
-    other.initialize(aligned(other.size))
+    other.offer(0, 0, aligned(other.size))
     own = LocalStorage(tmp_path / "ps-1")
     follower = Follower(other, SnapshotStore(own)).handlers()["snapshot"]
 

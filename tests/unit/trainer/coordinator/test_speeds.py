@@ -282,7 +282,7 @@ def test_a_worker_that_has_not_joined_a_restarted_coordinator_has_no_row() -> No
     bench = Bench(stop=StopAfter(epochs=9))
     bench.shard.workers.connect(0, 0)
     bench.shard.hello(0, 0, MODEL)
-    bench.shard.initialize(aligned(4))
+    bench.shard.offer(0, 0, aligned(4))
     train(bench, (0,), 60)
     assert rows(bench) == {}
 

@@ -25,7 +25,7 @@ class Bench:
         self.shard = ShardStore(0, 1, 0, boot=boot)
         self.coordinator = Coordinator(JobIdentity(namespace="n", name="j", uid="u"), stop, 2, self.shard)
         self.shard.hello(0, 0, MODEL)
-        self.shard.initialize(aligned(4))
+        self.shard.offer(0, 0, aligned(4))
         self.leases = [Leases() for _ in range(workers)]
         self.at, self.works, self.seq = [0] * workers, [None] * workers, 0
         for slot in range(workers):

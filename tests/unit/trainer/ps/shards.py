@@ -41,7 +41,7 @@ def grad(value: float = 1.0, n: int = N) -> np.ndarray:
 def ready(model: ModelSpec = MODEL, **arguments: Any) -> ShardStore:
     shard = ShardStore(0, 1, 0, boot=1, **arguments)
     shard.hello(0, 0, model)
-    shard.initialize(grad(0.0, model.size))
+    shard.offer(0, 0, grad(0.0, model.size))
     return shard
 
 

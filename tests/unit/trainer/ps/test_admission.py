@@ -25,7 +25,7 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate
-from shoal_trainer.wire.messages import ModelSpec, Push, PushMeta, WorkerIdentity
+from shoal_trainer.wire.messages import Copy, ModelSpec, Push, PushMeta, WorkerIdentity
 from tests.unit.trainer.ps.cluster import Cluster, until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
@@ -131,7 +131,7 @@ def test_a_busy_server_makes_a_worker_wait_longer_than_any_timeout(
         monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
     client = served.client()
     client.hello(MODEL)
-    served.shard.initialize(aligned(8))
+    served.shard.offer(0, 0, aligned(8))
     client._shards[0]._connected().channel.set_timeout(0.2)
     with full(served.server, monkeypatch, 1.0):
         if kind == "pull":
@@ -155,7 +155,7 @@ def test_a_payload_on_its_way_to_a_busy_server_does_not_fill_the_connection(
         client = cluster.client()
         client.hello(model)
         for shard in (0, 1):
-            cluster.stores[shard].initialize(aligned(values))
+            cluster.stores[shard].offer(0, 0, aligned(values))
             client._shards[shard]._connected().channel.set_timeout(0.2)
         gradient, out = aligned(2 * values), aligned(2 * values)
         gradient[:] = 1.0
@@ -183,7 +183,7 @@ def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch
     clients = [served.client(slot) for slot in range(12)]
     for client in clients:
         client.hello(MODEL)
-    served.shard.initialize(aligned(8))
+    served.shard.offer(0, 0, aligned(8))
 
     def work(client: PSClient) -> None:
         for seq in range(1, 4):
@@ -216,7 +216,7 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
         return lend(nbytes, model_bytes)
 
     served.shard.hello(0, 0, MODEL)
-    served.shard.initialize(aligned(8))
+    served.shard.offer(0, 0, aligned(8))
     monkeypatch.setattr(served.shard, "wait_ready", wait_ready)
     monkeypatch.setattr(served.shard.workers, "wait_admitted", wait_admitted)
     monkeypatch.setattr(served.server._pool, "lend", lend_for)
@@ -246,12 +246,11 @@ def test_waiting_for_memory_does_not_shorten_the_time_to_send(
 
     monkeypatch.setattr(served.server, "_clock", lambda: 0.0)
     client = served.client()
-    client.hello(MODEL)
     monkeypatch.setattr(Channel, "receive", received)
     monkeypatch.setattr(Loan, "take", waits_for_seven_seconds)
-    client.initialize(aligned(8))
+    client.hello(MODEL, Copy(lambda: aligned(8)))
     limit = 10 + 32 / MIN_RATE
-    assert [deadline for deadline in deadlines if deadline is not None] == [limit + 7.0]
+    assert deadlines.count(limit + 7.0) == 1
 
 
 def test_connection_closes_after_a_message_sent_in_part() -> None:

@@ -13,7 +13,7 @@ from shoal_trainer.ps.coding import coded, decode, encode, in_memory, place, val
 from shoal_trainer.ps.pieces import parts
 from shoal_trainer.ps.shard_bounds import GRAIN
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta
+from shoal_trainer.wire.messages import Copy, ModelSpec, OptimizerConfig, Push, PushMeta
 from tests.unit.trainer.ps.cluster import Cluster
 
 DTYPES = st.sampled_from((np.float32, np.uint16))
@@ -75,8 +75,7 @@ def test_round_trip_over_two_shards(
     cluster = Cluster(credentials, streams=streams, tls=tls).serve(2)
     client = cluster.client(dtype="bf16")
     first, answer, found = vector(size), coded(size, trainable, out), aligned(size)
-    client.hello(model)
-    client.initialize(first)
+    client.hello(model, Copy(lambda: first))
     pulled = client.pull(answer)
     decode(answer, found, trainable)
     np.testing.assert_array_equal(found[trainable:], first[trainable:])

@@ -30,7 +30,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire import header
-from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta
+from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta, ShardWelcome
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
@@ -51,11 +51,11 @@ def test_worker_trains_with_every_encoding(
     if streams:
         ask_always(monkeypatch)
     client, out = cluster.client(dtype=dtype), aligned(N)
-    welcome = client.hello(MODEL)
-    assert not welcome.initialized
-    assert len(welcome.shards) == shards
     start = np.linspace(-1, 1, N, dtype=np.float32)
-    client.initialize(start)
+    assert not client.hello(MODEL).ready
+    welcome = client.hello(MODEL, Copy(lambda: start))
+    assert welcome.ready
+    assert len(welcome.shards) == shards
     pulled = client.pull(out)
     np.testing.assert_allclose(out, start, rtol=0 if dtype == "fp32" else 2**-8)
     for seq in range(1, 4):
@@ -98,8 +98,7 @@ def test_update_in_pieces_is_that_of_one_array(
     if streams:
         ask_always(monkeypatch)
     client, found = cluster.client(dtype="bf16" if dtype == np.uint16 else "fp32"), []
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     update = coded(N, MODEL.parameters, dtype)
     encode(np.linspace(-1, 1, N, dtype=np.float32), update, MODEL.parameters)
     both: tuple[Any, ...] = update, Arriving(update)
@@ -138,8 +137,7 @@ def test_workers_share_the_memory_of_one_message(credentials: Credentials, shard
         store.damping.apply = lambda *_: Damped(1.0, 1.0)  # type: ignore[method-assign]  # the sum is checked
     clients = [cluster.client(slot=slot, dtype=dtype) for slot in range(4)]
     for client in clients:
-        client.hello(MODEL)
-    clients[0].initialize(flat(0.0))
+        client.hello(MODEL, Copy(lambda: flat(0.0)))
 
     def train(client: PSClient) -> None:
         out = aligned(N)
@@ -166,8 +164,7 @@ def test_answer_of_a_large_push_is_read_while_it_is_sent(
     ask_always(monkeypatch)
     cluster = Cluster(credentials, streams=True).serve()
     client, out, read = cluster.client(), aligned(N), threading.Event()
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     pulled = client.pull(out)
     receive, send = ShardClient.receive_payload, ShardClient.send_payload
 
@@ -195,8 +192,7 @@ def test_failed_push_leaves_the_buffer_alone_and_gives_the_reason(
     ask_always(monkeypatch)
     cluster = Cluster(credentials, streams=True).serve()
     client, out, read = cluster.client(), aligned(N), threading.Event()
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     pulled = client.pull(out)
 
     def fails(_shard: ShardClient, _payload: Any) -> None:
@@ -222,8 +218,7 @@ def test_interrupted_push_goes_on_where_it_was(
     ask_always(monkeypatch)
     cluster = Cluster(credentials, streams=True).serve()
     client, other, out = cluster.client(0), cluster.client(1), aligned(N)
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     pulled = client.pull(out)
     send = ShardClient.send_payload
 
@@ -256,8 +251,7 @@ def test_idle_pull_blocks_no_push(cluster: Cluster) -> None:
     store.workers._bound = 0
     busy, idle = cluster.client(slot=0), cluster.client(slot=1)
     for client in (busy, idle):
-        client.hello(MODEL)
-    busy.initialize(flat(0.0))
+        client.hello(MODEL, Copy(lambda: flat(0.0)))
     for client in (busy, idle):
         client.pull(aligned(N))
     store.workers._permits.arrive(0, 1)
@@ -268,8 +262,7 @@ def test_idle_pull_blocks_no_push(cluster: Cluster) -> None:
 
 def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
     client = cluster.serve(2).client()
-    client.hello(MODEL)
-    client.initialize(flat(1.5))
+    client.hello(MODEL, Copy(lambda: flat(1.5)))
     out = coded(N, MODEL.parameters, np.uint16)
     client.pull(out)
     assert set(out[: MODEL.parameters]) == {0x3FC0}
@@ -281,10 +274,9 @@ def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
 def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
     cluster.serve(2)
     first, out = cluster.client(0), aligned(N)
-    first.hello(MODEL)
-    first.initialize(flat(0.0))
+    first.hello(MODEL, Copy(lambda: flat(0.0)))
     second = cluster.client(1)
-    assert second.hello(MODEL).initialized
+    assert second.hello(MODEL).ready
     assert second.pull(out).live_workers == 2
     second.push_pull(flat(1.0), out, Push(1, (0, 0), PushMeta(1)))
     second.close()
@@ -297,8 +289,7 @@ def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
 def test_replaced_worker_is_fenced(cluster: Cluster) -> None:
     cluster.serve(1)
     old, new, out = cluster.client(0, 0), cluster.client(0, 1), aligned(N)
-    old.hello(MODEL)
-    old.initialize(flat(0.0))
+    old.hello(MODEL, Copy(lambda: flat(0.0)))
     new.hello(MODEL)
     with pytest.raises(Fenced):
         old.push_pull(flat(1.0), out, Push(1, (0,), PushMeta(1)))
@@ -311,8 +302,7 @@ def test_replaced_worker_is_fenced(cluster: Cluster) -> None:
 def test_resend_over_a_new_connection_is_applied_once(cluster: Cluster) -> None:
     cluster.serve(2)
     client, out = cluster.client(), aligned(N)
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     push = Push(1, (0, 0), PushMeta(1))
     client.push_pull(flat(1.0), out, push)
     before = client.hello(MODEL)
@@ -335,8 +325,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     cluster.serve(2)
     client, out = cluster.client(dtype="bf16"), aligned(N)
-    known = client.hello(MODEL)
-    client.initialize(flat(0.0))
+    known = client.hello(MODEL, Copy(lambda: flat(0.0)))
     pulled = client.pull(out)
     for seq in range(1, 11):
         pulled = client.push_pull(flat(0.125), out, Push(seq, pulled.versions, PushMeta(1)))
@@ -355,7 +344,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
         shard.restore(found[1])
         assert shard.history.version == 4
     known_pushes = tuple(answer._replace(applied={(0, 0): 10}) for answer in pulled.answers)
-    welcome = client.hello(MODEL, Copy(out.copy(), replace(pulled, answers=known_pushes)))
+    welcome = client.hello(MODEL, Copy(out.copy, replace(pulled, answers=known_pushes)))
     assert welcome.boots != known.boots
     assert [shard.version for shard in welcome.shards] == [10, 10]
     assert [shard.last_seq for shard in welcome.shards] == [10, 10]
@@ -372,8 +361,7 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     cluster.serve(2)
     client, out = cluster.client(dtype="bf16"), aligned(N)
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     pulled = client.push_pull(flat(0.125), out, Push(1, client.pull(out).versions, PushMeta(1)))
     files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
     store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
@@ -385,8 +373,66 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
         shard.restore(found[1])
     cluster.servers[lost].close()
     with pytest.raises(Unreachable):
-        client.hello(MODEL, Copy(out.copy(), pulled))
+        client.hello(MODEL, Copy(out.copy, pulled))
     assert [shard.history.version for shard in cluster.stores] == ([1, 2] if lost == 0 else [2, 1])
+
+
+def test_a_shard_hears_of_a_worker_that_still_connects_to_another(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose node is lost answers after seconds, or not: the others wait for copies only briefly."""
+    cluster.serve(2)
+    connect, heard = ShardClient.connect, threading.Event()
+    hello = cluster.stores[1].hello
+
+    def greeted(*arguments: Any) -> ShardWelcome:
+        heard.set()
+        return hello(*arguments)
+
+    def connects(self: ShardClient) -> None:
+        if self.index == 0 and not heard.wait(5):
+            raise Unreachable("shard 1 has heard of nobody")
+        connect(self)
+
+    monkeypatch.setattr(cluster.stores[1], "hello", greeted)
+    monkeypatch.setattr(ShardClient, "connect", connects)
+    assert cluster.client().hello(MODEL, Copy(lambda: flat(2.0))).ready
+
+
+@pytest.mark.parametrize("held", [np.float32, np.uint16], ids=["decoded", "as sent"])
+def test_a_copy_is_sent_as_it_came_and_the_snapshots_precise_values_are_kept(
+    cluster: Cluster, held: Any
+) -> None:
+    third, new = np.float32(1 / 3), np.float32(0.25)
+    cluster.serve(1)
+    client, out = cluster.client(dtype="bf16"), coded(N, MODEL.parameters, held)
+    client.hello(MODEL, Copy(lambda: flat(float(third))))
+    snapshot = cluster.stores[0].copy()
+    assert snapshot is not None
+    update = flat(0.0)
+    update[:10] = third - new
+    pulled = client.push_pull(update, out, Push(1, client.pull(out).versions, PushMeta(1)))
+    cluster.serve(1, epoch=1, ports=cluster.stop())
+    cluster.stores[0].restore(snapshot)
+    client.hello(MODEL, Copy(lambda: out, pulled))
+    model = cluster.stores[0].model
+    assert model is not None
+    assert cluster.stores[0].history.version == 1
+    np.testing.assert_allclose(model.parameters[:10], new, rtol=2**-8)
+    assert set(model.parameters[10:]) == {third}
+
+
+def test_first_parameters_are_made_once_and_only_if_a_shard_asks_for_them(cluster: Cluster) -> None:
+    made: list[int] = []
+
+    def first() -> np.ndarray:
+        made.append(1)
+        return flat(2.0)
+
+    cluster.serve(3)
+    for slot in (0, 1):
+        assert cluster.client(slot).hello(MODEL, Copy(first)).ready
+    assert len(made) == 1
 
 
 def test_client_rejects_an_older_server(cluster: Cluster) -> None:

@@ -25,7 +25,7 @@ from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.listener import HANDSHAKE_SECONDS, RefusalLog
-from shoal_trainer.wire.messages import WorkerIdentity
+from shoal_trainer.wire.messages import Copy, WorkerIdentity
 from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 
@@ -49,8 +49,7 @@ def check_serving(cluster: Cluster) -> None:
     """Check that a valid worker is served."""
     out = aligned(N)
     client = cluster.client(slot=77)
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
     client.pull(out)
     client.close()
 
@@ -166,8 +165,7 @@ def test_hostile_peer_gets_one_warning_and_others_are_served(
     cluster.tls = hostile.tls
     cluster.serve(1)
     worker, out = cluster.client(slot=1), aligned(N)
-    worker.hello(MODEL)
-    worker.initialize(flat(3.0))
+    worker.hello(MODEL, Copy(lambda: flat(3.0)))
     attacker = Attacker(cluster, tmp_path)
     cluster.servers[0].listener.handshake_seconds = hostile.handshake_seconds
     for _ in range(3):

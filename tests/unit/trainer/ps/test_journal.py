@@ -11,6 +11,7 @@ from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     Entry,
+    Held,
     Journal,
     Progress,
     PushMeta,
@@ -50,9 +51,9 @@ def test_copy_with_journal_starting_after_snapshot_is_not_adopted() -> None:
     new.offer(
         0,
         0,
+        copy.copy(),
         old.history.version,
         AnswerMeta(old.history.samples, 1, dict(old.history.applied), Journal(7)),
-        copy.copy(),
     )
     assert new.history.version == 6
 
@@ -62,11 +63,11 @@ def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
     old, copy, new = crashed(10, 6, Clock())
     other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
     meta = AnswerMeta(old.history.samples, 1, dict(old.history.applied), Journal(0, other))
-    new.offer(0, 0, old.history.version, meta, copy.copy())
+    new.offer(0, 0, copy.copy(), old.history.version, meta)
     assert new.history.version == 6
     assert new.history.contents.spans() == ((0, 0, 1, 7),)
     meta = pull_from(old, 0, copy).meta
-    new.offer(0, 0, old.history.version, meta, copy)
+    new.offer(0, 0, copy, old.history.version, meta)
     assert new.history.version == 10
     assert new.history.contents.spans() == ((0, 0, 1, 11),)
 
@@ -77,8 +78,8 @@ def test_late_copy_is_ignored_by_a_ready_shard() -> None:
     new.hello(1, 0, MODEL)
     clock.now += 10.0
     assert new.state is State.READY
-    assert not new.hello(0, 0, MODEL, old.history.version).wants_copy
-    new.offer(0, 0, old.history.version, pull_from(old, 0, copy).meta, copy)
+    assert not new.hello(0, 0, MODEL, Held(version=old.history.version)).wants_copy
+    new.offer(0, 0, copy, old.history.version, pull_from(old, 0, copy).meta)
     assert (new.history.version, new.history.contents.spans()) == (6, ((0, 0, 1, 7),))
 
 
@@ -87,9 +88,9 @@ def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     old, copy, new = crashed(10, 0, clock)
     new.hello(1, 0, MODEL)
     clock.now += 10.0
-    assert new.state is State.EMPTY
-    assert new.hello(0, 0, MODEL, old.history.version).wants_copy
-    new.offer(0, 0, old.history.version, pull_from(old, 0, copy).meta, copy)
+    assert new.state is State.RECOVERING
+    assert new.hello(0, 0, MODEL, Held(version=old.history.version)).wants_copy
+    new.offer(0, 0, copy, old.history.version, pull_from(old, 0, copy).meta)
     assert (new.state, new.history.version, new.history.contents.spans()) == (
         State.READY,
         10,

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.recovery import LONGEST_WAIT, Initializer
+from shoal_trainer.ps.recovery import LONGEST_WAIT
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import AnswerMeta, Copy, Journal, Pulled
+from shoal_trainer.wire.messages import AnswerMeta, Copy, Held, Journal, Pulled
 from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, grad, push_to, ready
 from tests.unit.trainer.ps.test_admission import Served
 
@@ -41,12 +39,12 @@ class Lost:
             self.shard.workers.connect(slot, 0)
 
     def hello(self, slot: int, version: int = 100) -> bool:
-        return self.shard.hello(slot, 0, MODEL, copy_version=version).wants_copy
+        return self.shard.hello(slot, 0, MODEL, Held(version=version)).wants_copy
 
     def offer(self, slot: int, version: int = 100, floor: int | None = None) -> None:
         journal = Journal(self.snapshot.version if floor is None else floor)
         meta = AnswerMeta(applied={(i, 0): 2 for i in range(WORKERS)}, journal=journal)
-        self.shard.offer(slot, 0, version, meta, grad(5.0))
+        self.shard.offer(slot, 0, grad(5.0), version, meta)
 
 
 def test_only_one_of_equal_copies_is_asked_for_and_the_shard_is_ready_with_it() -> None:
@@ -103,8 +101,8 @@ def test_copy_that_is_no_longer_needed_is_not_sent() -> None:
     lost.hello(0, 100)
     lost.hello(1, 101)
     lost.offer(1, 101)
-    with pytest.raises(Unreachable, match="as new as this copy"):
-        lost.shard.check_needed(0, (0, 100))
+    with pytest.raises(Unreachable, match="as good as"):
+        lost.shard.check_wanted(0)
     lost.clock.now += 5.0
     assert (lost.shard.state, lost.shard.history.version) == (State.READY, 101)
 
@@ -127,21 +125,19 @@ def test_payload_that_waited_for_memory_is_checked_again(
         waits.set()
 
     monkeypatch.setattr(served.server._pool, "_take", none)
-    copy = Copy(np.zeros(N, np.uint16), Pulled((5,), (AnswerMeta(),)))
+    copied = Copy(lambda: np.zeros(N, np.uint16), Pulled((5,), (AnswerMeta(),)))
 
     def send() -> None:
-        client.hello(MODEL, copy if kind == "copy" else None)
-        client.initialize(grad(1.0))
+        client.hello(MODEL, copied if kind == "copy" else Copy(lambda: grad(1.0)))
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
         assert waits.wait(30)
         if kind == "copy":
-            served.shard.hello(1, 0, MODEL, copy_version=6)
-            served.shard.offer(1, 0, 6, AnswerMeta(applied={(0, 0): 1}), grad(7.0))
+            served.shard.offer(1, 0, grad(7.0), 6, AnswerMeta(applied={(0, 0): 1}))
         else:
-            served.shard.initialize(grad(7.0))
-        with pytest.raises(Unreachable, match=r"as new as this copy|from another worker"):
+            served.shard.offer(0, 0, grad(7.0))
+        with pytest.raises(Unreachable, match="as good as"):
             sending.result(30)
     assert served.shard.model is not None
     np.testing.assert_array_equal(served.shard.model.parameters, 7.0)
@@ -156,42 +152,16 @@ def test_one_worker_initializes_a_large_shard() -> None:
     (shard,) = large_and_empty(clock := Clock())
 
     def asked(slot: int) -> bool:
-        welcome = shard.hello(slot, 0, MODEL)
-        return not welcome.initialized and not welcome.recovering
+        return shard.hello(slot, 0, MODEL, Held()).wants_copy
 
     for slot in range(4):
         shard.workers.connect(slot, 0)
-    assert [asked(slot) for slot in (1, 2, 3)] == [True, False, False]
-    assert asked(0)  # the lowest one: the same in all shards
-    shard.check_needed(0, None)
-    assert not asked(1)
-    shard.disconnect(0)
+    assert [asked(slot) for slot in (1, 2, 3, 0)] == [True, False, False, False]
+    shard.check_wanted(1)
+    shard.disconnect(1)
     assert asked(2)
-    shard.check_needed(2, None)
-    assert not asked(1)  # 2 sends
+    assert not asked(3)
     clock.now += LONGEST_WAIT
     assert asked(3)
-    shard.initialize(grad(5.0))
-    assert shard.hello(1, 0, MODEL).initialized
-
-
-@given(st.data())
-def test_every_order_of_hellos_elects_one_worker_for_all_shards(data: st.DataObject) -> None:
-    """Workers say HELLO to the shards in turn, again and again, and send once all of them ask for it."""
-    shards, workers = 3, 4
-    elections = [Initializer() for _ in range(shards)]
-    at = dict.fromkeys(range(workers), 0)
-    asked: dict[int, list[bool]] = {slot: [] for slot in range(workers)}
-    for _ in range(300):
-        slot = data.draw(st.integers(0, workers - 1))
-        asked[slot].append(elections[at[slot]].elects(slot, 0.0))
-        at[slot] += 1
-        if at[slot] == shards:
-            if all(asked[slot]):
-                return
-            at[slot], asked[slot] = 0, []
-    turns = [s for s in range(workers) for _ in range(2)]  # a fair end
-    for slot in turns:
-        if all(election.elects(slot, 0.0) for election in elections):
-            return
-    raise AssertionError("nobody sends the parameters")
+    shard.offer(3, 0, grad(5.0))
+    assert shard.hello(0, 0, MODEL, Held()).ready

@@ -49,7 +49,7 @@ def run_keras(optimizer: Any, start: np.ndarray, gradients: np.ndarray) -> np.nd
 def run_shard(config: OptimizerConfig, start: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=config))
-    shard.initialize(start)
+    shard.offer(0, 0, start)
     io = start.copy()
     for seq, gradient in enumerate(gradients, start=1):
         io = gradient.copy()
@@ -108,7 +108,7 @@ def test_schedule_follows_the_samples_of_all_workers() -> None:
     shard = ShardStore(0, 1, 0)
     config = OptimizerConfig(learning_rate=rate, batch_size=BATCH)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
-    shard.initialize(np.zeros(1, np.float32))
+    shard.offer(0, 0, np.zeros(1, np.float32))
     steps = []
     for slot in range(4):
         before, io = shard.history.samples // BATCH, np.ones(1, np.float32)
@@ -121,7 +121,7 @@ def test_learning_rate_of_a_push_overrides_the_schedule() -> None:
     shard = ShardStore(0, 1, 0)
     config = OptimizerConfig(learning_rate=Schedule(name="MySchedule"), batch_size=1)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
-    shard.initialize(np.zeros(1, np.float32))
+    shard.offer(0, 0, np.zeros(1, np.float32))
     io = np.ones(1, np.float32)
     push_to(shard, 0, 0, 1, 0, PushMeta(samples=1, learning_rate=0.25), io)
     assert io[0] == -0.25
@@ -182,7 +182,7 @@ def test_answer_one_update_ahead_lacks_only_the_next_gradient(
     start, gradients = numbers
     shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=config))
-    shard.initialize(start)
+    shard.offer(0, 0, start)
     meta = PushMeta(samples=BATCH)
     for seq, gradient in enumerate(gradients, start=1):
         ahead = gradient.copy()
@@ -203,7 +203,7 @@ def test_pull_looks_ahead_at_the_learning_rate_of_the_last_push(name: Any) -> No
     config = OptimizerConfig(name=name, learning_rate=0.01, batch_size=1)
     shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
-    shard.initialize(np.ones(1, np.float32))
+    shard.offer(0, 0, np.ones(1, np.float32))
     for seq, rate in enumerate([None, 1e-4, 1e-4, None], 1):
         told, pulled = np.ones(1, np.float32), np.empty(1, np.float32)
         push_to(shard, 0, 0, seq, seq - 1, PushMeta(1, learning_rate=rate), told, ahead=3.0)

@@ -38,7 +38,7 @@ def trained(config: OptimizerConfig, dtype: type, shape: Callable[[np.ndarray], 
         0,
         ModelSpec(fingerprint="f" * 64, parameters=TRAINABLE, statistics=SIZE - TRAINABLE, optimizer=config),
     )
-    shard.initialize(shape(rng.normal(size=SIZE).astype(np.float32)))
+    shard.offer(0, 0, shape(rng.normal(size=SIZE).astype(np.float32)))
     answers = []
     for seq in range(1, 7):
         io = rng.normal(size=SIZE).astype(np.float32)
@@ -62,7 +62,7 @@ def test_empty_shard_takes_every_push() -> None:
     config = OptimizerConfig(momentum=0.9, batch_size=1)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=3, optimizer=config))
     assert shard.size == 0
-    shard.initialize(empty)
+    shard.offer(0, 0, empty)
     push_to(shard, 0, 0, 1, 0, PushMeta(samples=1), empty)
     push_to(shard, 0, 0, 2, 0, PushMeta(samples=1), empty, delta=True)
     assert pull_from(shard, 0, empty).version == 2

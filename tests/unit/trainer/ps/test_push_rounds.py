@@ -13,7 +13,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import PiecePool
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.messages import Push, PushMeta
+from shoal_trainer.wire.messages import Copy, Push, PushMeta
 from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 USUAL = 30.0
@@ -34,8 +34,7 @@ def joined(cluster: Cluster, slots: int) -> list[PSClient]:
     """Clients that have pulled the first parameters, in step."""
     clients = [cluster.client(slot) for slot in range(slots)]
     for client in clients:
-        client.hello(MODEL)
-    clients[0].initialize(flat(0.0))
+        client.hello(MODEL, Copy(lambda: flat(0.0)))
     for client in clients:
         client.pull(aligned(N))
     in_step(cluster, slots)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import LONGEST_WAIT
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import AnswerMeta, Journal, OptimizerConfig, Schedule
+from shoal_trainer.wire.messages import AnswerMeta, Held, Journal, OptimizerConfig, Schedule
 from tests.unit.trainer.ps.shards import (
     MODEL,
     ONE,
@@ -27,15 +29,21 @@ from tests.unit.trainer.ps.shards import (
 )
 
 
+def values_of(shard: ShardStore) -> np.ndarray:
+    """The parameters of a shard that is not READY, too."""
+    assert shard.model is not None
+    return shard.model.parameters
+
+
 def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
     meta = AnswerMeta(old.history.samples, 1, dict(old.history.applied))
-    shard.offer(slot, 0, old.history.version, meta, io)
+    shard.offer(slot, 0, io, old.history.version, meta)
 
 
 def test_restored_shard_adopts_a_newer_worker_copy() -> None:
     old, copy, new = crashed(10, 6, Clock())
-    welcome = new.hello(0, 0, MODEL, copy_version=10)
-    assert (welcome.wants_copy, welcome.recovering, welcome.version) == (True, True, 6)
+    welcome = new.hello(0, 0, MODEL, Held(version=10))
+    assert (welcome.wants_copy, welcome.ready, welcome.version) == (True, False, 6)
     offer(new, old, 0, copy.copy())
     assert new.state is State.READY  # every worker in the snapshot has answered
     assert (new.history.version, new.history.applied) == (10, {(0, 0): 10})
@@ -46,7 +54,7 @@ def test_replacement_before_first_snapshot_adopts_worker_copy() -> None:
     clock = Clock()
     old, copy, new = crashed(3, 99, clock)
     assert new.state is State.RECOVERING
-    assert new.hello(0, 0, MODEL, copy_version=3).wants_copy
+    assert new.hello(0, 0, MODEL, Held(version=3)).wants_copy
     offer(new, old, 0, copy.copy())
     np.testing.assert_array_equal(read(new), read(old))
 
@@ -59,11 +67,11 @@ def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
     assert copy is not None
     new = ShardStore(0, 1, 1, clock=clock)
     new.restore(copy)
-    assert not new.hello(0, 0, MODEL, copy_version=8).wants_copy
+    assert not new.hello(0, 0, MODEL, Held(version=8)).wants_copy
     assert new.state is State.RECOVERING  # worker 1 was connected and may have a newer copy
     clock.now += 10
     assert new.state is State.READY  # type: ignore[comparison-overlap]  # time has passed
-    assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: training has resumed
+    assert not new.hello(1, 0, MODEL, Held(version=99)).wants_copy  # too late: training has resumed
 
 
 @pytest.mark.parametrize(("version", "generation", "newer"), [(99, 0, False), (3, 2, True), (99, 1, True)])
@@ -75,15 +83,15 @@ def test_copy_from_before_a_rollback_is_older_whatever_its_version(
     assert snapshot is not None
     new = ShardStore(0, 1, 1, clock=Clock())
     new.restore(replace(snapshot, generation=1))
-    assert new.hello(0, 0, MODEL, copy_version=version, generation=generation).wants_copy == newer
+    assert new.hello(0, 0, MODEL, Held(version=version, generation=generation)).wants_copy == newer
 
 
 def test_recovery_waits_for_a_requested_copy() -> None:
     old, copy, new = crashed(10, 6, clock := Clock())
     new.workers.connect(0, 0)
     new.workers.connect(1, 0)
-    assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
-    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
+    assert new.hello(1, 0, MODEL, Held(version=9)).wants_copy
+    assert new.hello(0, 0, MODEL, Held(version=10)).wants_copy
     clock.now += 5.0
     assert new.state is State.RECOVERING
     new.disconnect(1)  # it disconnects during its upload
@@ -93,7 +101,7 @@ def test_recovery_waits_for_a_requested_copy() -> None:
 
 def test_recovery_gives_up_on_a_missing_copy() -> None:
     _, _, new = crashed(10, 6, clock := Clock())
-    new.hello(0, 0, MODEL, copy_version=10)
+    new.hello(0, 0, MODEL, Held(version=10))
     clock.now += LONGEST_WAIT - 0.1
     assert new.state is State.RECOVERING
     clock.now += 0.1
@@ -104,7 +112,7 @@ def test_worker_with_another_connection_has_not_left() -> None:
     _, _, new = crashed(10, 6, Clock())
     for _ in range(2):
         new.workers.connect(0, 0)
-    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
+    assert new.hello(0, 0, MODEL, Held(version=10)).wants_copy
     new.hello(1, 0, MODEL)
     new.disconnect(0)
     assert new.state is State.RECOVERING
@@ -115,10 +123,10 @@ def test_worker_with_another_connection_has_not_left() -> None:
 def test_restart_without_snapshot_or_copy_starts_empty() -> None:
     clock = Clock()
     shard = ShardStore(0, 1, 2, clock=clock)
-    assert not shard.hello(0, 0, MODEL).initialized
+    assert not shard.hello(0, 0, MODEL, Held()).wants_copy
     clock.now += 10
-    assert shard.state is State.EMPTY
-    shard.initialize(grad(5.0))
+    assert shard.hello(0, 0, MODEL, Held()).wants_copy
+    shard.offer(0, 0, grad(5.0))
     np.testing.assert_array_equal(read(shard), 5)
 
 
@@ -133,41 +141,36 @@ def follows(clock: Clock, **arguments: Any) -> ShardStore:
 def send(shard: ShardStore, slot: int, version: int, generation: int = 0) -> None:
     """A worker sends its copy: what came before a snapshot of version 5, which is lost, its journal does not name."""
     meta = AnswerMeta(version, 1, {(slot, 0): version}, Journal(5))
-    shard.offer(slot, 0, version, meta, grad(float(version)), generation=generation)
+    shard.offer(slot, 0, grad(float(version)), version, meta, generation=generation)
 
 
 def test_a_survivors_parameters_are_better_than_a_newcomers_although_their_history_has_gaps() -> None:
     shard = follows(clock := Clock())
-    assert shard.hello(1, 0, MODEL).recovering  # it replaces a lost worker, and has nothing
-    assert shard.hello(0, 0, MODEL, copy_version=10, generation=1).wants_copy
+    assert not shard.hello(1, 0, MODEL).ready  # it replaces a lost worker, and has nothing
+    assert shard.hello(0, 0, MODEL, Held(version=10, generation=1)).wants_copy
     send(shard, 0, 10, generation=1)
     clock.now += 1.0  # another may have a copy without gaps
     welcome = shard.hello(1, 0, MODEL)
-    assert (welcome.initialized, welcome.recovering, welcome.samples, welcome.generation) == (
-        True,
-        False,
-        10,
-        1,
-    )
-    shard.initialize(grad(-1.0))
+    assert (welcome.ready, welcome.samples, welcome.generation) == (True, 10, 1)
+    shard.offer(0, 0, grad(-1.0))
     np.testing.assert_array_equal(read(shard), 10.0)
     assert (shard.history.version, shard.history.applied, shard.initial_samples) == (0, {}, 10)
 
 
 def test_of_copies_with_gaps_the_newest_is_taken_and_of_all_one_without() -> None:
     gaps = follows(clock := Clock())
-    assert gaps.hello(0, 0, MODEL, copy_version=10).wants_copy
-    assert gaps.hello(1, 0, MODEL, copy_version=12).wants_copy
+    assert gaps.hello(0, 0, MODEL, Held(version=10)).wants_copy
+    assert gaps.hello(1, 0, MODEL, Held(version=12)).wants_copy
     send(gaps, 1, 12)
     send(gaps, 0, 10)
     clock.now += 1.0
     np.testing.assert_array_equal(read(gaps), 12.0)
     assert gaps.history.samples == 12
     complete = follows(Clock())
-    complete.hello(0, 0, MODEL, copy_version=10)
+    complete.hello(0, 0, MODEL, Held(version=10))
     send(complete, 0, 10)
-    complete.hello(1, 0, MODEL, copy_version=4)
-    complete.offer(1, 0, 4, AnswerMeta(4, 1, {(1, 0): 4}), grad(4.0))
+    complete.hello(1, 0, MODEL, Held(version=4))
+    complete.offer(1, 0, grad(4.0), 4, AnswerMeta(4, 1, {(1, 0): 4}))
     assert (complete.history.version, complete.history.samples, complete.initial_samples) == (4, 4, 0)
 
 
@@ -175,27 +178,89 @@ def test_a_copy_with_gaps_is_better_than_another_runs_parameters_but_not_than_a_
     other, own = ready(), ready()
     shard = follows(clock := Clock())
     shard.restore(copy_of(other), weights_only=True)
-    shard.hello(0, 0, MODEL, copy_version=10)
+    shard.hello(0, 0, MODEL, Held(version=10))
     send(shard, 0, 10)
     clock.now += 1.0
     np.testing.assert_array_equal(read(shard), 10.0)
     push_to(own, 0, 0, 1, 0, ONE, grad())
     restored = ShardStore(0, 1, 1, clock=clock)
     restored.restore(copy_of(own))
-    restored.hello(0, 0, MODEL, copy_version=10)
+    restored.hello(0, 0, MODEL, Held(version=10))
     send(restored, 0, 10)
     assert (restored.state, restored.history.version) == (State.READY, 1)
+
+
+def test_equal_copies_with_gaps_are_sent_once_and_to_a_shard_with_a_snapshot_never() -> None:
+    shard = follows(Clock())
+    assert shard.hello(0, 0, MODEL, Held(version=10, floor=5)).wants_copy
+    assert not shard.hello(1, 0, MODEL, Held(version=10, floor=5)).wants_copy
+    send(shard, 0, 10)
+    assert not shard.hello(1, 0, MODEL, Held(version=10, floor=5)).wants_copy
+    assert shard.hello(2, 0, MODEL, Held(version=11, floor=5)).wants_copy
+    _, _, restored = crashed(4, 4, Clock())
+    assert not restored.hello(0, 0, MODEL, Held(version=10, floor=5)).wants_copy
+
+
+def test_of_torn_copies_the_newest_is_taken_as_one_with_gaps() -> None:
+    """No worker's first parameters are, nor an older copy that comes first."""
+    shard = follows(clock := Clock())
+    assert not shard.hello(2, 0, MODEL, Held()).wants_copy
+    for slot, version in ((0, 10), (1, 12)):
+        assert shard.hello(slot, 0, MODEL, Held(version=version, generation=1, floor=None)).wants_copy
+    for slot, version in ((0, 10), (1, 12)):
+        meta = AnswerMeta(version, 1, {(slot, 0): version}, torn=True)
+        shard.offer(slot, 0, grad(float(version)), version, meta, generation=1)
+    clock.now += 1.0
+    welcome = shard.hello(2, 0, MODEL, Held())
+    assert (welcome.ready, welcome.samples, welcome.generation, welcome.version) == (True, 12, 1, 0)
+    assert (shard.history.applied, shard.initial_samples) == ({}, 12)
+    np.testing.assert_array_equal(read(shard), 12.0)
+
+
+def test_a_torn_copy_is_none_to_a_shard_with_a_snapshot() -> None:
+    """It waits as for workers without a copy: others that joined after the snapshot may have one."""
+    _, _, new = crashed(10, 6, clock := Clock())
+    assert not new.hello(0, 0, MODEL, Held(version=10, floor=None)).wants_copy
+    assert new.state is State.RECOVERING
+    assert new.hello(1, 0, MODEL, Held(version=9)).wants_copy
+    new.disconnect(1)
+    clock.now += 0.75
+    assert new.state is State.READY  # type: ignore[comparison-overlap]  # time has passed
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["first", "torn", "gaps", "whole"]), st.integers(1, 9)), max_size=8)
+)
+def test_in_any_order_of_offers_the_best_is_taken(offers: list[tuple[str, int]]) -> None:
+    """Each is sent only if it is better than what is there and than what is on its way."""
+    shard = follows(clock := Clock())
+    ranks = {"first": 0, "torn": 1, "gaps": 1, "whole": 2}
+    best, sent = (-1, 0), 0
+    for slot, (kind, version) in enumerate(offers):
+        held = Held(version=version, floor={"torn": None, "gaps": 5, "whole": 0}.get(kind))
+        rank = ranks[kind], 0 if kind == "first" else version
+        wanted = shard.hello(slot, 0, MODEL, Held() if kind == "first" else held).wants_copy
+        assert wanted == (rank > best and kind != "first")  # nobody's first ones while copies may come
+        if wanted:
+            best, sent = rank, sent + 1
+            meta = AnswerMeta(version, 1, {(slot, 0): 1}, Journal(held.floor or 0), torn=kind == "torn")
+            shard.offer(slot, 0, grad(float(slot)), version, meta)
+            np.testing.assert_array_equal(values_of(shard), slot)
+        if shard.state is State.READY:
+            break
+    clock.now += 60.0
+    assert (shard.state is State.READY) == bool(sent)
+    assert (shard.history.version > 0) == (best[0] == 2)
 
 
 def test_a_copy_that_comes_late_is_taken_while_nobody_has_sent_first_parameters() -> None:
     """Also of a large shard, whose first parameters another worker is to send: it waits for the copy."""
     shard = follows(clock := Clock(), large=0, piece=4)
-    shard.hello(1, 0, MODEL)
+    shard.hello(1, 0, MODEL, Held())
     clock.now += 10.0
-    welcome = shard.hello(1, 0, MODEL)
-    assert (welcome.initialized, welcome.recovering) == (False, False)  # it is to send them
-    assert shard.hello(2, 0, MODEL, copy_version=10).wants_copy
-    assert shard.hello(1, 0, MODEL).recovering
+    assert shard.hello(1, 0, MODEL, Held()).wants_copy  # it is to send them
+    assert shard.hello(2, 0, MODEL, Held(version=10, floor=5)).wants_copy
+    assert not shard.hello(1, 0, MODEL, Held()).wants_copy
     send(shard, 2, 10)
     assert shard.state is State.READY
     np.testing.assert_array_equal(read(shard), 10.0)
@@ -208,7 +273,7 @@ def test_the_learning_rate_goes_on_where_the_parameters_do() -> None:
     shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
     shard.hello(0, 0, model)
     clock.now += 10.0
-    shard.initialize(grad(0.0), 950)
+    shard.offer(0, 0, grad(0.0), 5, AnswerMeta(950, torn=True))
     push_to(shard, 0, 0, 1, 0, ONE, step := grad())
     np.testing.assert_allclose(step, -0.5 * (1 + np.cos(np.pi * 0.95)), rtol=1e-3)
     assert shard.history.samples == 951
@@ -241,9 +306,9 @@ def test_shard_restarted_from_another_run_adopts_worker_copy(epoch: int, weights
     second = ShardStore(0, 1, epoch, clock=clock)
     second.restore(other_copy, other_run=True, weights_only=weights_only)
     welcome = second.hello(1, 0, MODEL)  # a new worker without a copy connects first
-    assert (welcome.initialized, welcome.recovering) == (True, True)
-    assert second.hello(0, 0, MODEL, first.history.version).wants_copy
-    second.offer(0, 0, first.history.version, pull_from(first, 0, io).meta, io)
+    assert not welcome.ready
+    assert second.hello(0, 0, MODEL, Held(version=first.history.version)).wants_copy
+    second.offer(0, 0, io, first.history.version, pull_from(first, 0, io).meta)
     assert (second.state, second.history.version, second.history.samples) == (
         State.READY,
         1,
@@ -258,7 +323,7 @@ def test_shard_without_newer_copies_keeps_values_of_another_run() -> None:
     assert other_copy is not None
     shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
     shard.restore(other_copy, other_run=True)
-    assert not shard.hello(0, 0, MODEL, copy_version=0).wants_copy
+    assert not shard.hello(0, 0, MODEL, Held(version=0)).wants_copy
     assert shard.state is State.RECOVERING
     clock.now += 10.0
     assert shard.state is State.READY  # type: ignore[comparison-overlap]  # time has passed
@@ -286,8 +351,8 @@ def test_adam_step_size_is_kept_after_adopting_a_worker_copy() -> None:
     adam_steps(old, 0, 500)
     meta = pull_from(old, 0, io := grad()).meta
     new = ShardStore(0, 1, 1)
-    assert new.hello(0, 0, model, old.history.version).wants_copy
-    new.offer(0, 0, old.history.version, meta, io)
+    assert new.hello(0, 0, model, Held(version=old.history.version)).wants_copy
+    new.offer(0, 0, io, old.history.version, meta)
     assert adam_steps(new, 0) < 1.2 * fresh
 
 
@@ -300,8 +365,8 @@ def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     meta = pull_from(old, 0, io := grad()).meta
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
-    new.hello(0, 0, model, old.history.version)
-    new.offer(0, 0, old.history.version, meta, io)
+    new.hello(0, 0, model, Held(version=old.history.version))
+    new.offer(0, 0, io, old.history.version, meta)
     assert new.model is not None
     assert new.model.updates == snapshot.updates  # the updates in its moments
     assert adam_steps(new, 0) < 1.2 * fresh
@@ -331,7 +396,7 @@ def test_weights_of_another_run_accept_another_optimizer() -> None:
     shard = ShardStore(0, 1, 0)
     shard.restore(copy, weights_only=True)
     other = MODEL.model_copy(update={"optimizer": OptimizerConfig(name="adam")})
-    assert shard.hello(0, 0, other).initialized
+    shard.hello(0, 0, other)
     with pytest.raises(UserError):
         shard.hello(1, 0, MODEL)
 

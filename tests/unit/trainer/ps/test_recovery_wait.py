@@ -4,43 +4,55 @@ import pytest
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
+from shoal_trainer.ps.recovery import (
+    FIRST_COPY_SECONDS,
+    JITTER,
+    LONGEST_PAUSE,
+    Origin,
+    Recovery,
+    Worth,
+    longest_pause,
+)
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from shoal_trainer.wire.messages import Held, ModelSpec, OptimizerConfig, PushMeta
 from tests.unit.trainer.ps.shards import copy_of, pull_from, push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
+
+
+def copy(version: int) -> Worth:
+    return Worth(Origin.KNOWN, 0, version)
 
 
 def test_connection_without_hello_leaves_the_worker_expected() -> None:
     old = ShardStore(0, 1, 0)
     old.workers.connect(0, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), aligned(8), delta=True)
     new = ShardStore(0, 1, 1)
     new.restore(copy_of(old))
     new.workers.connect(0, 0)
     new.disconnect(0)
     new.workers.connect(1, 0)
-    assert new.hello(1, 0, MODEL).recovering
+    assert not new.hello(1, 0, MODEL).ready
     new.workers.connect(0, 0)
-    assert new.hello(0, 0, MODEL, copy_version=2).wants_copy
+    assert new.hello(0, 0, MODEL, Held(version=2)).wants_copy
     assert new.state is State.RECOVERING
 
 
 def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     new = ShardStore(0, 1, 1)
     new.restore(copy_of(old))
     io = aligned(8)
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     answer = pull_from(old, 0, io)
-    assert new.hello(1, 0, MODEL).recovering
-    assert new.hello(0, 0, MODEL, copy_version=1).wants_copy
-    new.offer(0, 0, answer.version, answer.meta, io)
+    assert not new.hello(1, 0, MODEL).ready
+    assert new.hello(0, 0, MODEL, Held(version=1)).wants_copy
+    new.offer(0, 0, io, answer.version, answer.meta)
     assert new.history.version == 1
 
 
@@ -48,7 +60,7 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
     """Worker 0's copy contains its push, so it may have pushed again after that copy was made."""
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     io, later = aligned(8), aligned(8)
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
@@ -59,44 +71,41 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
 
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
-    assert new.hello(0, 0, MODEL, copy_version=first.version).wants_copy
-    new.offer(0, 0, first.version, first.meta._replace(applied={(0, 0): 2, (1, 0): 1}), io)
+    assert new.hello(0, 0, MODEL, Held(version=first.version)).wants_copy
+    new.offer(0, 0, io, first.version, first.meta._replace(applied={(0, 0): 2, (1, 0): 1}))
     assert new.state is State.RECOVERING
-    assert new.hello(1, 0, MODEL, copy_version=second.version).wants_copy
-    new.offer(1, 0, second.version, second.meta._replace(applied={(0, 0): 2, (1, 0): 2}), later)
+    assert new.hello(1, 0, MODEL, Held(version=second.version)).wants_copy
+    new.offer(1, 0, later, second.version, second.meta._replace(applied={(0, 0): 2, (1, 0): 2}))
     assert (new.state, new.history.version) == (State.READY, second.version)
 
 
 def test_copy_that_names_its_own_worker_only_does_not_end_the_wait() -> None:
     """The snapshot is from before the first push: worker 1 was cut off since, and others have trained."""
-    recovery = Recovery(0.75)
-    recovery.restored(set())
-    recovery.begin(1, 0.0, has_copy=True)
-    assert recovery.request(1, (0, 3))
-    recovery.adopted((0, 3), {1})
+    recovery = Recovery(0.75, follows=True)
+    recovery.restored(copy(0), set())
+    assert recovery.hello(1, copy(3), 0.0)
+    recovery.adopted(copy(3), {1})
     recovery.answered(1, 0.0)
     assert not recovery.over(0.4)
-    recovery.begin(2, 0.4, has_copy=True)
-    assert recovery.request(2, (0, 40))
-    recovery.adopted((0, 40), {1, 2})
+    assert recovery.hello(2, copy(40), 0.4)
+    recovery.adopted(copy(40), {1, 2})
     recovery.answered(2, 0.5)
     assert recovery.over(0.75)
 
 
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
-    recovery = Recovery(1.0)
-    recovery.restored({0})
-    recovery.begin(0, 0.0, has_copy=True)
-    assert recovery.request(0, (0, 1))
+    recovery = Recovery(1.0, follows=True)
+    recovery.restored(copy(0), {0})
+    assert recovery.hello(0, copy(1), 0.0)
     recovery.disconnected(0, 0.0)
     assert recovery.over(0.0)
 
 
 @pytest.mark.parametrize("workers", [1, 10, 200, 5000])
 def test_shard_waits_longer_than_workers_pause(workers: int) -> None:
-    recovery = Recovery(0.75)
-    recovery.restored(range(workers))
-    recovery.begin(0, 0.0, has_copy=True)
+    recovery = Recovery(0.75, follows=True)
+    recovery.restored(copy(0), range(workers))
+    recovery.hello(workers, copy(0), 0.0)
     assert longest_pause(workers) <= LONGEST_PAUSE
     assert not recovery.over(longest_pause(workers) * (1 + JITTER))
     assert recovery.over(0.75 if workers < 50 else 5.0)
@@ -105,7 +114,7 @@ def test_shard_waits_longer_than_workers_pause(workers: int) -> None:
 def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     io, now = aligned(8), [0.0]
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
@@ -113,10 +122,10 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     answer = pull_from(old, 0, io)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
-    assert new.hello(1, 0, MODEL).recovering  # it replaces a lost worker
+    assert not new.hello(1, 0, MODEL).ready  # it replaces a lost worker
     now[0] = 5.0  # of connecting to another lost shard
-    assert new.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
-    new.offer(0, 0, answer.version, answer.meta, io)
+    assert new.hello(0, 0, MODEL, Held(version=answer.version)).wants_copy
+    new.offer(0, 0, io, answer.version, answer.meta)
     now[0] = 6.0
     assert (new.state, new.history.version) == (State.READY, answer.version)
 
@@ -124,7 +133,7 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
 def test_copies_are_awaited_although_the_workers_of_the_snapshot_were_replaced() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     io, now = aligned(8), [0.0]
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
@@ -133,19 +142,18 @@ def test_copies_are_awaited_although_the_workers_of_the_snapshot_were_replaced()
     answer = pull_from(old, 1, io)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
-    assert new.hello(0, 1, MODEL).recovering  # the successor of the only worker that the snapshot names
+    assert not new.hello(0, 1, MODEL).ready  # the successor of the only worker that the snapshot names
     now[0] = 0.7
-    assert new.hello(1, 0, MODEL, copy_version=answer.version).wants_copy
-    new.offer(1, 0, answer.version, answer.meta, io)
+    assert new.hello(1, 0, MODEL, Held(version=answer.version)).wants_copy
+    new.offer(1, 0, io, answer.version, answer.meta)
     now[0] = 1.0
     assert (new.state, new.history.version) == (State.READY, answer.version)
 
 
 def test_replaced_workers_alone_are_not_kept_waiting() -> None:
-    recovery = Recovery(0.75)
-    recovery.restored({0})
-    recovery.begin(0, 0.0, has_copy=False)
-    recovery.answered(0, 0.0)
+    recovery = Recovery(0.75, follows=True)
+    recovery.restored(copy(0), {0})
+    assert not recovery.hello(0, Worth(Origin.FIRST), 0.0)
     assert recovery.remaining(0.0) == 0.75
     assert recovery.over(0.75)
 
@@ -153,10 +161,10 @@ def test_replaced_workers_alone_are_not_kept_waiting() -> None:
 @pytest.mark.parametrize(("slots", "seconds"), [({0, 1}, FIRST_COPY_SECONDS), (None, 0.75)])
 def test_wait_without_any_copy_is_bounded(slots: set[int] | None, seconds: float) -> None:
     """A snapshot of another run awaits no copy."""
-    recovery = Recovery(0.75)
-    recovery.restored(slots)
+    recovery = Recovery(0.75, follows=True)
+    recovery.restored(Worth(Origin.COPY) if slots is None else copy(0), slots or ())
     for now in (0.0, 0.5):
-        recovery.begin(0, now, has_copy=False)
+        recovery.hello(0, Worth(Origin.FIRST), now)
     assert not recovery.over(seconds - 0.01)
     assert recovery.over(seconds)
 
@@ -164,7 +172,7 @@ def test_wait_without_any_copy_is_bounded(slots: set[int] | None, seconds: float
 def test_only_the_first_worker_after_another_run_may_change_the_optimizer() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
-    old.initialize(aligned(8))
+    old.offer(0, 0, aligned(8))
     new = ShardStore(0, 1, 0)
     new.restore(copy_of(old), other_run=True)
     new.hello(0, 0, MODEL)

@@ -8,7 +8,7 @@ import pytest
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.wire.messages import Held, ModelSpec, PushMeta
 from tests.unit.trainer.ps.shards import pull_from, push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
@@ -32,7 +32,7 @@ def before() -> ShardStore:
     """Slot 3 was replaced: incarnations 0 and 1 have pushed."""
     shard = ShardStore(0, 1, 0)
     shard.hello(3, 0, MODEL)
-    shard.initialize(aligned(8))
+    shard.offer(0, 0, aligned(8))
     for incarnation in (0, 1):
         shard.workers.connect(3, incarnation)
         push(shard, incarnation, 1)
@@ -55,8 +55,8 @@ def test_shard_that_adopted_a_copy_refuses_a_replaced_incarnation(before: ShardS
     answer = pull_from(before, 4, io)
     shard = ShardStore(0, 1, 1)
     shard.workers.connect(4, 0)
-    assert shard.hello(4, 0, MODEL, answer.version).wants_copy
-    shard.offer(4, 0, answer.version, answer.meta, io)
+    assert shard.hello(4, 0, MODEL, Held(version=answer.version)).wants_copy
+    shard.offer(4, 0, io, answer.version, answer.meta)
     assert shard.history.version == before.history.version
     with pytest.raises(Fenced, match="incarnation 1"):
         shard.workers.connect(3, 0)

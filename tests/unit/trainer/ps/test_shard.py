@@ -20,7 +20,7 @@ from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, N, grad, pull_f
 
 def test_second_initialization_is_ignored() -> None:
     shard = ready()
-    shard.initialize(grad(7.0))
+    shard.offer(0, 0, grad(7.0))
     np.testing.assert_array_equal(read(shard), 0)
 
 
@@ -70,7 +70,7 @@ def test_malformed_requests_are_rejected() -> None:
         push_to(shard, 0, 0, 1, 0, ONE, grad(1.0, 9))
     with pytest.raises(ProtocolError, match="begin at 1"):
         push_to(shard, 0, 0, 0, 0, ONE, grad())
-    with pytest.raises(Unreachable, match="empty"):
+    with pytest.raises(Unreachable, match="recovering"):
         pull_from(ShardStore(0, 1, 0), 0, grad(0.0, 0))
 
 
@@ -196,7 +196,7 @@ def test_weight_decay_skips_excluded_ranges() -> None:
     )
     shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
-    shard.initialize(grad(1.0))
+    shard.offer(0, 0, grad(1.0))
     io = grad(0.0)
     push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_allclose(io, [0.95, 0.95, 1, 1, 0.95, 0.95, 1, 1])

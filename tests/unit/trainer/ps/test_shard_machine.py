@@ -37,7 +37,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.shard.workers.connect(slot, self.newest[slot])
         self.shard.hello(slot, self.newest[slot], MODEL)
         self.clock.now += 10
-        self.shard.initialize(grad(0.0))
+        self.shard.offer(slot, self.newest[slot], grad(0.0))
 
     @rule(slot=st.integers(0, 2))
     def push(self, slot: int) -> None:

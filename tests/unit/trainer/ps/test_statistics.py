@@ -36,7 +36,7 @@ class Job:
         self._shard.hello(
             0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, statistics=1, averages=averages)
         )
-        self._shard.initialize(np.array([0.0, START], np.float32))
+        self._shard.offer(0, 0, np.array([0.0, START], np.float32))
         self._shard.workers.set_live(len(seconds))
         self.moved = [(0, START)]
         for slot in range(len(seconds)):

@@ -19,7 +19,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.walks import Begun, Walks
-from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import AnswerMeta, Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up, push_to
 
 REENTRANT = threading.RLock
@@ -39,7 +39,7 @@ def large(epoch: int = 0, clock: Clock | None = None) -> ShardStore:
 def started(clock: Clock | None = None) -> ShardStore:
     shard = large(clock=clock)
     shard.hello(0, 0, MODEL)
-    shard.initialize(grad(0.0, SIZE))
+    shard.offer(0, 0, grad(0.0, SIZE))
     return shard
 
 
@@ -273,8 +273,8 @@ def adopted(snapshot: ShardCopy | None, answer: Answer, values: np.ndarray) -> S
     assert snapshot is not None
     shard = large(1, clock := Clock())
     shard.restore(snapshot)
-    assert shard.hello(1, 0, MODEL, answer.version).wants_copy
-    shard.offer(1, 0, answer.version, answer.meta, values.copy())
+    assert shard.hello(1, 0, MODEL, Held(version=answer.version)).wants_copy
+    shard.offer(1, 0, values.copy(), answer.version, answer.meta)
     clock.now += 1.0  # others may have newer copies
     shard.hello(0, 0, MODEL)
     assert shard.history.version == answer.version
@@ -418,7 +418,7 @@ def test_a_snapshot_holds_the_lock_for_20_ms_at_most_whatever_its_size(
         patched.setattr(threading, "RLock", Timed)
         shard = ShardStore(0, 1, 0)
     shard.hello(0, 0, MODEL.model_copy(update={"parameters": size}))
-    shard.initialize(aligned(size))
+    shard.offer(0, 0, aligned(size))
     lock: Any = shard.lock
     lock.longest = 0.0
     assert shard.copy() is not None
@@ -458,7 +458,7 @@ def test_answers_of_streams_follow_the_optimizer_bit_for_bit() -> None:
     answers = []
     for shard in (ShardStore(0, 1, 0, boot=1), large()):
         shard.hello(0, 0, model)
-        shard.initialize(np.linspace(-1, 1, SIZE, dtype=np.float32))
+        shard.offer(0, 0, np.linspace(-1, 1, SIZE, dtype=np.float32))
         ios = [grad(0.5, SIZE), grad(-2.0, SIZE)]
         if shard.piece:
             streams = [shard.pushing(slot, 0, 1, 0, PushMeta(samples=1), ahead=1.0) for slot in range(2)]
@@ -482,7 +482,7 @@ def test_interrupted_push_is_weighed_once(overlaps: bool) -> None:
         update={"optimizer": OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)}
     )
     shard.hello(0, 0, model)
-    shard.initialize(grad(0.0, SIZE))
+    shard.offer(0, 0, grad(0.0, SIZE))
     first, gradient = shard.pushing(0, 0, 1, 0, meta_of(1)), grad(1.0, SIZE)
     for low, high in list(first.spans())[:2]:
         first.step(gradient[low:high])
@@ -502,7 +502,7 @@ def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
     shard = large()
     config = OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)
     shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
-    shard.initialize(grad(0.0, SIZE))
+    shard.offer(0, 0, grad(0.0, SIZE))
     push_to(shard, 0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
     before = shard.pushing(0, 0, 2, 1, meta_of(2))
     before.step(grad(1.0, SIZE), 0)
@@ -530,7 +530,7 @@ def test_staleness_of_a_slow_push_is_that_of_its_first_piece() -> None:
         }
     )  # fmt: skip
     shard.hello(0, 0, spec)
-    shard.initialize(grad(0.0, SIZE))
+    shard.offer(0, 0, grad(0.0, SIZE))
     zero, moved = grad(0.0, SIZE), grad(0.0, SIZE)
     moved[PIECE:] = 1.0
     slow = shard.pushing(0, 0, 1, 0, meta_of(1))

@@ -30,7 +30,7 @@ class Job:
         self.workers = workers
         self.shard = ShardStore(0, 1, 0, boot=1)
         self.shard.hello(0, 0, MODEL)
-        self.shard.initialize(grad(0.0))
+        self.shard.offer(0, 0, grad(0.0))
 
     def push(self, gradient: float, times: int) -> np.ndarray:
         """`times` updates; the last answer."""

@@ -55,10 +55,10 @@ class Losses:
         begun = self._begun.setdefault(shard.first_boot, self._world.now)
         if not shard.follows or shard.first_boot != shard.boot or self._world.now > begun + RECOVERY_SECONDS:
             return
-        if copy is None or (version := copy.version(shard.index)) is None:
+        if copy.pulled is None or copy.pulled.answers[shard.index].torn:
             return
-        generation, history = copy.generation, shard.history
-        if generation == history.generation and history.accepts(copy.meta(shard.index).journal):
+        version, history = copy.pulled.versions[shard.index], shard.history
+        if copy.generation == history.generation and history.accepts(copy.meta(shard.index).journal):
             steps = 2 if self._world.unpulled else 1
             assert history.version >= version - steps * len(self._world.slots), (
                 f"shard {shard.index} goes on at {history.version}, a worker in time has {version}"

@@ -137,14 +137,14 @@ class Exchange:
                             lambda server: self._hello(server, copy),
                             index=index,
                             anew=True,
-                            late=self._late_hello(index, copy()),
+                            late=self._late_hello(index, copy),
                         )
                     )
             if len(welcomes) < self.world.shards:
                 self.disconnect()
                 return None
             welcome = Welcome(tuple(welcomes))
-            return welcome if welcome.alike and not any(one.recovering for one in welcomes) else None
+            return welcome if welcome.ready else None
 
         return Answer(connect_all)
 
@@ -153,34 +153,29 @@ class Exchange:
         self.disconnect(index)
         shard.workers.connect(*self.identity)
         self.servers[index], self.connected[index], self.boots[index] = server, True, shard.boot
-        offered = copy()
-        version = None if offered is None else offered.version(index)
-        generation = 0 if offered is None else offered.generation
-        if offered is not None:
+        meta, held = copy.meta(index), copy.held(index)
+        if meta is not None:
             told = self.worker.loop.upstream.pulled.answers[index].journal
-            check_journal(offered.meta(index).journal, told.floor)
-        welcome = shard.hello(*self.identity, self.world.model, version, generation)
+            check_journal(meta.journal, told.floor)
+        welcome = shard.hello(*self.identity, self.world.model, held)
         self.pulled[index].clear()
         if welcome.wants_copy:
-            assert offered.meta(index).applied == self.applied[index][version], "a copy with other pushes"
             low, high = self.world.bounds[index]
-            meta, part = (
-                decode_answer(encode_answer(offered.meta(index))),
-                self._coded(offered.flat[low:high]),
-            )
-            welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
-        self.world.losses.greeted(server, offered)
+            part, known = self._coded(copy.flat()[low:high], exact=meta is None), ()
+            if meta is not None:
+                assert meta.applied == self.applied[index][held.version], "a copy with other pushes"
+                known = held.version, decode_answer(encode_answer(meta))
+            welcome = shard.offer(*self.identity, part, *known, generation=held.generation)
+        self.world.losses.greeted(server, copy)
         return welcome
 
-    def _late_hello(self, index, offered):
+    def _late_hello(self, index, copy):
         """The HELLO of a connection that the worker has closed when the server reads it."""
-        version = None if offered is None else offered.version(index)
-        generation = 0 if offered is None else offered.generation
 
         def hello(server):
             server.shard.workers.connect(*self.identity)
             self.world.later(server, self._closed)
-            server.shard.hello(*self.identity, self.world.model, version, generation)
+            server.shard.hello(*self.identity, self.world.model, copy.held(index))
 
         return hello
 
@@ -192,11 +187,6 @@ class Exchange:
 
     def submit(self, call):
         return call(self)
-
-    def initialize(self, flat, samples=0):
-        return Answer(
-            lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part], samples) or True)
-        )
 
     def probe(self):
         def hello(server, _part):

@@ -308,7 +308,7 @@ class AnotherRun:
         world.servers += [Server(world, index, 0) for index in range(shards)]
         for server in world.servers:
             server.shard.hello(0, 0, model(new))
-            server.shard.initialize(aligned(server.shard.size))
+            server.shard.offer(0, 0, aligned(server.shard.size))
         world.servers[0].coordinator.join(
             Join(slot=0, incarnation=0, data=DataSpec(size=SAMPLES), batch_size=BATCH)
         )

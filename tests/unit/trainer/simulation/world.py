@@ -227,8 +227,8 @@ class World:
             if shard.state is not State.READY:  # no worker is left to initialize it
                 shard.hello(0, 1_000_000, self.model)
                 self.now += 10.0
-                if shard.state is State.EMPTY:
-                    shard.initialize(aligned(shard.size))
+                if shard.state is not State.READY:
+                    shard.offer(0, 1_000_000, aligned(shard.size))
         # At the end no worker is expected to push: one whose `leave` was lost still looks connected.
         self.final.reconciler.compare(at_end=True)
 

@@ -27,7 +27,7 @@ def shards(count: int, pushes: int = 3) -> list[ShardStore]:
     for index, (low, high) in enumerate(bounds(N, count)):
         shard = ShardStore(index, count, 0)
         shard.hello(0, 0, MODEL)
-        shard.initialize(np.linspace(-1, 1, N, dtype=np.float32)[low:high])
+        shard.offer(0, 0, np.linspace(-1, 1, N, dtype=np.float32)[low:high])
         for seq in range(1, pushes + 1):
             gradient = np.cos(np.arange(N, dtype=np.float32) * seq)[low:high]
             push_to(shard, 0, 0, seq, seq - 1, PushMeta(samples=1), gradient)

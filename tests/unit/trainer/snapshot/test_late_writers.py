@@ -70,7 +70,7 @@ def shards(count: int) -> list[ShardStore]:
     for shard in stores:
         shard.workers.connect(0, 0)
         shard.hello(0, 0, MODEL)
-        shard.initialize(aligned(shard.size))
+        shard.offer(0, 0, aligned(shard.size))
     return stores
 
 

@@ -37,6 +37,7 @@ from shoal_trainer.wire.messages import (
     AnswerMeta,
     BegunPush,
     Entry,
+    Held,
     Hello,
     Journal,
     MetricSum,
@@ -165,6 +166,7 @@ def of_json(kind: type[Message]) -> Callable[[bytes], Message]:
 
 
 MESSAGES: tuple[type[Message], ...] = (
+    Held,
     Hello,
     ShardWelcome,
     *REQUESTS.values(),
@@ -320,7 +322,7 @@ def test_model_without_parameters_is_refused() -> None:
 
 
 def test_model_spec_json_round_trip() -> None:
-    hello = Hello(model=ModelSpec(fingerprint="f" * 64, parameters=10, statistics=2), copy_version=3)
+    hello = Hello(model=ModelSpec(fingerprint="f" * 64, parameters=10, statistics=2), held=Held(version=3))
     assert decode_json(Hello, hello.to_json().encode()) == hello
 
 

@@ -77,7 +77,7 @@ class Server:
         return Pulled((5,), (answer,), pull_seconds=self.seconds)
 
     def welcome(self):
-        welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
+        welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, ready=True, stopped=self.stopped)
         return Welcome(
             (welcome.model_copy(update={"generation": self.generation, "last_seq": self.last_seq}),)
         )

@@ -42,7 +42,7 @@ def server(config):
     shard = ShardStore(0, 1, 0)
     spec = ModelSpec(fingerprint="f" * 64, parameters=N, statistics=STATISTICS, optimizer=config)
     shard.hello(0, 0, spec)
-    shard.initialize(START.copy())
+    shard.offer(0, 0, START.copy())
     return shard
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.recovery import JITTER
-from shoal_trainer.wire.messages import AnswerMeta, Pulled, Push, PushMeta
+from shoal_trainer.wire.messages import AnswerMeta, Copy, Pulled, Push, PushMeta
 from shoal_trainer.worker.exchange import Again, Exchange
 
 ATTEMPTS = 8
@@ -28,7 +28,7 @@ def pauses(copy, told=None):
         is_set=lambda: len(found) >= ATTEMPTS, wait=found.append, set=lambda: None
     )
     with pytest.raises(Unreachable):
-        exchange.connect(lambda: copy).result(10)
+        exchange.connect(copy).result(10)
     exchange.close()
     return found
 
@@ -49,7 +49,7 @@ def copy_of(workers):
         (copy_of(10), [0.25] * ATTEMPTS),
         (copy_of(333), [0.25, 0.5] + [1.0] * 6),
         (copy_of(5000), [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
-        (None, [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
+        (Copy(lambda: None), [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
     ],
     ids=["10", "333", "5000", "no-copy"],
 )
@@ -114,7 +114,7 @@ def test_what_is_opened_while_it_is_closed_is_closed_too():
     def hello(_model, _copy):
         exchange.close()
         told.append("open")
-        return SimpleNamespace(alike=True, shards=())
+        return SimpleNamespace(ready=True)
 
     def close():
         told.append("closed")
@@ -122,6 +122,6 @@ def test_what_is_opened_while_it_is_closed_is_closed_too():
             closed.set()
 
     exchange = Exchange(SimpleNamespace(hello=hello, close=close), None)
-    exchange.connect(lambda: None)
+    exchange.connect(Copy(lambda: None))
     assert closed.wait(10)
     assert told == ["closed", "open", "closed"]

@@ -158,7 +158,7 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
         shard.hello(slot, 0, model)
-    shard.initialize(flat_model.initial())
+    shard.offer(0, 0, flat_model.initial())
     base = shard.history.version
     for slot, (samples, update) in enumerate(((8, small), (16, large))):
         io = aligned(update.size)

@@ -42,7 +42,7 @@ class Server:
             fingerprint=layout.fingerprint, parameters=layout.trainable,
             statistics=layout.size - layout.trainable, averages=averages, optimizer=self.placement.config,
         ))  # fmt: skip
-        self.store.initialize(self.flat_model.initial())
+        self.store.offer(0, 0, self.flat_model.initial())
         self.coded = coded(layout.size, layout.trainable, np.uint16 if wire == "bf16" else np.float32)
         self.io = values(self.coded, layout.trainable)
         self.buffer = self.flat_model.coded(self.flat_model.vector.dtype)
