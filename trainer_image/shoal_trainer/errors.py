@@ -3,6 +3,7 @@
 ```
 TrainerError
 ├── UserError       the user's code or configuration is wrong; the message says what to change; the process exits 2
+│   └── BadName         the storage cannot have a file of this name: no retry mends it
 ├── ProtocolError   a peer violated the protocol; the connection is closed
 │   └── Unauthorized  a peer could not prove that it belongs to this job
 ├── Fenced          a newer incarnation has replaced this process: stop, write nothing
@@ -35,6 +36,10 @@ class TrainerError(Exception):
 
 class UserError(TrainerError):
     """The user's code or configuration is wrong. The message says what to change."""
+
+
+class BadName(UserError):
+    """The storage cannot have a file of this name, such as one that is too long: a retry mends nothing."""
 
 
 class ProtocolError(TrainerError):

@@ -32,6 +32,7 @@ from shoal_trainer.coordinator.protocol import (
     Done,
 )
 from shoal_trainer.errors import (
+    BadName,
     FaultyDevice,
     Fenced,
     Overtaken,
@@ -62,6 +63,7 @@ CODES: Mapping[type[Exception], HTTPStatus] = {
     Unauthorized: HTTPStatus.UNAUTHORIZED,
     Fenced: HTTPStatus.CONFLICT,
     Overtaken: HTTPStatus.GONE,
+    BadName: HTTPStatus.NOT_ACCEPTABLE,  # before its base class
     UserError: HTTPStatus.UNPROCESSABLE_ENTITY,
     FaultyDevice: HTTPStatus.FAILED_DEPENDENCY,
     ProtocolError: HTTPStatus.BAD_REQUEST,

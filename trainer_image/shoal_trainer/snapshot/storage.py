@@ -2,7 +2,7 @@
 
 `create` is the atomic operation on which claims and manifests are built: it creates a small file only if the name does
 not exist (a hard link on a file system, a conditional put in an object store). Failures of the storage raise
-`Unreachable`, missing files `FileNotFoundError`.
+`Unreachable`, missing files `FileNotFoundError`. What concerns one name and no retry mends is a `BadName`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
-from shoal_trainer.errors import TrainerError, Unreachable, UserError
+from shoal_trainer.errors import BadName, TrainerError, Unreachable, UserError
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
 """Errors of `link` on file systems without hard links."""
+NO_SUCH_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR}
+"""There is no file of this name, and there can be none: it is too long, or the folder is a file."""
+NO_NAME = NO_SUCH_NAME | {errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
+"""Errors of `open`, `mkdir` and `rename`: there is a folder or a file in its way, or characters that it cannot have."""
 
 
 class Storage(Protocol):
@@ -88,7 +93,25 @@ def _translated(
         if isinstance(error, absent):
             raise
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None)
+        if number in NO_SUCH_NAME and absent:
+            raise FileNotFoundError(number, reason) from error
+        if number == errno.ENAMETOOLONG:
+            raise BadName(f"{failure}: {reason}. Choose a shorter name.") from error
         raise Unreachable(f"{failure}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """`BadName` where a file system refuses the name: never put a write of bytes in here."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_NAME:
+            raise
+        raise BadName(
+            f"cannot write {path}: {error.strerror}. Choose another name, or remove what is in its way."
+        ) from error
 
 
 class LocalStorage:
@@ -108,7 +131,8 @@ class LocalStorage:
             part = self._write_temporary(path, chunks)
             try:
                 confirm()
-                part.replace(path)
+                with _naming(path):
+                    part.replace(path)
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -150,7 +174,7 @@ class LocalStorage:
 
     def names(self, folder: str) -> list[str]:
         """The folder's entries, sorted."""
-        with _translated(f"cannot read {self.root / folder}"):
+        with _translated(f"cannot read {self.root / folder}", absent=()):
             try:
                 return sorted(entry.name for entry in (self.root / folder).iterdir())
             except FileNotFoundError:
@@ -159,17 +183,17 @@ class LocalStorage:
     def remove(self, name: str) -> None:
         """Remove a file or a directory tree."""
         path = self.root / name
-        with _translated(f"cannot remove {path}"):
+        # Absent is also what another process removes as well.
+        with contextlib.suppress(FileNotFoundError), _translated(f"cannot remove {path}"):
             if path.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # another process removes it as well
-                    shutil.rmtree(path)
+                shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Remove the temporary files under this writer's name that another process made."""
         with _translated(f"cannot clean {self.root}", absent=()):
-            for part in self.root.rglob(f".*.{self._writer}-????????.????????.part"):
+            for part in self.root.rglob(f".{self._writer}-????????.????????.part"):
                 if f".{self._writer}-{self._process}." not in part.name:
                     part.unlink(missing_ok=True)
 
@@ -189,11 +213,16 @@ class LocalStorage:
         return True
 
     def _write_temporary(self, path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        by = f"{self._writer}-{self._process}"
-        part = path.with_name(f".{path.name}.{by}.{secrets.token_hex(4)}.part")
+        """Under a short name, so that the file's may be as long as the file system takes."""
+        part = path.with_name(f".{self._writer}-{self._process}.{secrets.token_hex(4)}.part")
+        with _naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # before all of it is written in vain
+                if stat.S_ISDIR(path.stat().st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            handle = part.open("xb", buffering=0)
         try:
-            with part.open("xb", buffering=0) as handle:
+            with handle:
                 _write_durably(handle, chunks)
         except BaseException:
             part.unlink(missing_ok=True)

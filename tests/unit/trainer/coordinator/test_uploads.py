@@ -7,7 +7,7 @@ import pytest
 
 from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import PURPOSE
-from shoal_trainer.errors import DiskFull, Fenced, Overtaken, Unreachable, UserError
+from shoal_trainer.errors import BadName, DiskFull, Fenced, Overtaken, Unreachable, UserError
 from tests.unit.trainer.coordinator.served import SECONDS
 
 
@@ -34,7 +34,8 @@ def test_upload_under_a_reassigned_token_is_fenced(start_server, tmp_path):
 
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize(
-    "error", [Overtaken("another worker has it"), Unreachable("no bucket"), UserError("no")]
+    "error",
+    [Overtaken("another worker has it"), Unreachable("no bucket"), UserError("no"), BadName("too long")],
 )
 @pytest.mark.parametrize("read", [0, 5 << 20])
 def test_refusal_of_a_large_upload_reaches_its_worker(start_server, tmp_path, error, read):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.errors import BadName, Fenced, Unreachable, UserError
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import latest
@@ -102,6 +102,59 @@ def test_writes_leave_no_temporary_files(tmp_path: Path) -> None:
     storage.create("b", b"1")
     storage.create("b", b"2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_file_may_have_a_name_as_long_as_the_disk_takes(tmp_path: Path) -> None:
+    storage, name = LocalStorage(tmp_path, "ps-0"), "w" * 255
+    storage.write(f"logs/{name}", [b"x"])
+    assert storage.create(f"model/{name}", b"x")
+    assert storage.read(f"logs/{name}") == storage.read(f"model/{name}") == b"x"
+
+
+@pytest.mark.parametrize("name", ["logs/" + "w" * 256, "logs/folder", "logs/file/below", "logs/file/b/c"])
+def test_name_that_a_volume_cannot_have_is_no_outage(tmp_path: Path, name: str) -> None:
+    """It would be retried for ever; and nothing of it is written before that is known."""
+    storage, sent = LocalStorage(tmp_path), []
+    storage.write("logs/folder/below", [b"1"])
+    storage.write("logs/file", [b"2"])
+
+    def chunks() -> Iterator[bytes]:
+        sent.append(b"x")
+        yield b"x"
+
+    with pytest.raises(BadName, match=rf"cannot write .*{name[:20]}.*Choose another name"):
+        storage.write(name, chunks())
+    assert sent == []
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        "logs/file",
+        "logs/folder/below",
+    ]
+    storage.remove(name if "ww" in name else "none")
+    if name != "logs/folder":
+        for read in (storage.read, storage.size):
+            with pytest.raises(FileNotFoundError):
+                read(name)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EISDIR, errno.EIO, errno.ESTALE])
+def test_bytes_that_cannot_be_written_are_an_outage(tmp_path: Path, code: int) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(Unreachable):
+        LocalStorage(tmp_path).write("file", chunks())
+
+
+def test_name_that_a_bucket_cannot_have_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = RemoteStorage("memory://long")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENAMETOOLONG, "Your key is too long")
+
+    monkeypatch.setattr(storage._fs, "open", refuse)
+    with pytest.raises(BadName, match=r"Your key is too long\. Choose a shorter name"):
+        storage.write("a", [b"x"])
 
 
 def test_incomplete_files_of_a_killed_server_are_removed_by_its_successor(tmp_path: Path) -> None:
