@@ -13,19 +13,23 @@ import hashlib
 import io
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message, TerminationMessage
-from shoal_trainer.errors import Fenced, Overtaken, ProtocolError
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.snapshot.shard_file import Digest
 from shoal_trainer.snapshot.storage import Storage
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "model/manifest.json"
+FOLDER = "model"
+MANIFEST = f"{FOLDER}/manifest.json"
+AGAIN_SECONDS = 300.0
+"""How long a file that is sent again waits for the one that is being written: half as long as who sends it."""
 
 
 class ModelFile(Message):
@@ -63,7 +67,8 @@ class Artefacts:
     def __init__(self, storage: Storage, run: str, made_by: MadeBy | None = None) -> None:
         self._storage = storage
         self._run, self._made_by = run, made_by
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._writing: set[tuple[tuple[int, int], str]] = set()
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
 
@@ -77,10 +82,11 @@ class Artefacts:
     ) -> None:
         """Write one file of a task: below `model/` for the export, otherwise below `logs/`.
 
-        `confirm` raises if the task was reassigned meanwhile: the file then replaces none.
+        `confirm` raises if the task was reassigned meanwhile: the file then replaces none. A file that is sent again,
+        because the answer was lost or late, is written once: it waits for the first, and is compared with it.
         """
         if kind == "export":
-            target = f"model/{name}"
+            target = f"{FOLDER}/{name}"
             if target == MANIFEST:
                 raise ProtocolError("a file of the model is named manifest.json. Choose another name.")
         elif name.startswith("logs/"):
@@ -88,12 +94,36 @@ class Artefacts:
         else:
             raise ProtocolError(f"the file {name!r} of this task is not below logs/")
         digest = Digest(chunks)
-        self._storage.write(target, digest, confirm)
+        with self._turn(token, name):
+            known = next((file for file in self._files_of(token) if file.name == name), None)
+            if known is None:
+                self._storage.write(target, digest, confirm)
+            else:
+                deque(digest, maxlen=0)
+                confirm()
+            sent = ModelFile(name=name, size=digest.size, sha256=digest.hex)
+            with self._lock:
+                if token > self._token:
+                    self._token, self._files = token, {}
+                if known is not None and known != sent:
+                    self._files.pop(name, None)
+                    raise Unreachable(f"{name} is not what was sent before: it must be sent again")
+                if token == self._token:
+                    self._files[name] = sent
+
+    @contextlib.contextmanager
+    def _turn(self, token: tuple[int, int], name: str) -> Iterator[None]:
+        """One writes this file at a time."""
         with self._lock:
-            if token > self._token:
-                self._token, self._files = token, {}
-            if token == self._token:
-                self._files[name] = ModelFile(name=name, size=digest.size, sha256=digest.hex)
+            if not self._lock.wait_for(lambda: (token, name) not in self._writing, AGAIN_SECONDS):
+                raise Unreachable(f"{name} is still being written to the storage")
+            self._writing.add((token, name))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing.remove((token, name))
+                self._lock.notify_all()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[tuple[int, IO[bytes]]]:

@@ -21,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 
 from shoal_trainer.errors import BadName, TrainerError, Unreachable, UserError
 
+SYNC_BYTES = 64 << 20
+"""As much of a file is synced at once: the writer is as fast as the disk, and the last sync is as short as each."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
 """Errors of `link` on file systems without hard links."""
 NO_SUCH_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR}
@@ -61,8 +63,11 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content; does nothing if it does not exist."""
 
-    def sweep(self) -> None:
-        """Remove the incomplete files that earlier processes of this writer left when they were killed."""
+    def sweep(self, folder: str = "") -> None:
+        """Remove the incomplete files that earlier processes of this writer left there when they were killed."""
+
+    def close(self) -> None:
+        """Begin no further file, and remove the incomplete ones: the process ends while its threads write them."""
 
 
 def open_storage(uri: str, prefix: str = "", writer: str = "") -> Storage:
@@ -121,6 +126,8 @@ class LocalStorage:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
         self._writer, self._process = writer, secrets.token_hex(4)
+        self._unfinished: set[Path] = set()
+        self._closed = False
 
     def write(
         self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
@@ -128,31 +135,25 @@ class LocalStorage:
         """Write a temporary file, sync it, and rename it."""
         path = self.root / name
         with _translated(f"cannot write {path}", absent=()):
-            part = self._write_temporary(path, chunks)
-            try:
+            with self._write_temporary(path, chunks) as part:
                 confirm()
                 with _naming(path):
                     part.replace(path)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
             self._sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a temporary file and create a hard link to it, which never replaces a file."""
         path = self.root / name
         with _translated(f"cannot write {path}", absent=()):
-            part = self._write_temporary(path, [data])
-            try:
-                os.link(part, path)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                return self._create_in_place(path, data)
-            finally:
-                part.unlink(missing_ok=True)
+            with self._write_temporary(path, [data]) as part:
+                try:
+                    os.link(part, path)
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+                    return self._create_in_place(path, data)
             self._sync_folder(path.parent)
             return True
 
@@ -190,12 +191,19 @@ class LocalStorage:
             else:
                 path.unlink(missing_ok=True)
 
-    def sweep(self) -> None:
+    def sweep(self, folder: str = "") -> None:
         """Remove the temporary files under this writer's name that another process made."""
         with _translated(f"cannot clean {self.root}", absent=()):
-            for part in self.root.rglob(f".{self._writer}-????????.????????.part"):
+            for part in (self.root / folder).rglob(f".{self._writer}-????????.????????.part"):
                 if f".{self._writer}-{self._process}." not in part.name:
                     part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove this process's temporary files."""
+        self._closed = True
+        for part in list(self._unfinished):
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     @staticmethod
     def _create_in_place(path: Path, data: bytes) -> bool:
@@ -212,8 +220,12 @@ class LocalStorage:
             raise
         return True
 
-    def _write_temporary(self, path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
-        """Under a short name, so that the file's may be as long as the file system takes."""
+    @contextlib.contextmanager
+    def _write_temporary(self, path: Path, chunks: Iterable[bytes | memoryview]) -> Iterator[Path]:
+        """All of a file beside `path`, under a short name: the file's may be as long as the file system takes.
+
+        At the end it is removed, unless it was moved.
+        """
         part = path.with_name(f".{self._writer}-{self._process}.{secrets.token_hex(4)}.part")
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,11 +235,14 @@ class LocalStorage:
             handle = part.open("xb", buffering=0)
         try:
             with handle:
+                self._unfinished.add(part)
+                if self._closed:
+                    raise Unreachable("this process ends")
                 _write_durably(handle, chunks)
-        except BaseException:
+            yield part
+        finally:
             part.unlink(missing_ok=True)
-            raise
-        return part
+            self._unfinished.discard(part)
 
     @staticmethod
     def _sync_folder(folder: Path) -> None:
@@ -240,10 +255,15 @@ class LocalStorage:
 
 
 def _write_durably(handle: FileIO, chunks: Iterable[bytes | memoryview]) -> None:
+    unsynced = 0
     for chunk in chunks:
         view = memoryview(chunk)
+        unsynced += len(view)
         while view:
             view = view[handle.write(view) :]
+        if unsynced >= SYNC_BYTES:
+            os.fsync(handle.fileno())
+            unsynced = 0
     os.fsync(handle.fileno())
 
 
@@ -320,11 +340,15 @@ class RemoteStorage:
 
     def remove(self, name: str) -> None:
         """Delete an object, or all objects under a prefix."""
-        with _translated(f"cannot remove {self.uri}/{name}"), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._path(name), recursive=True)
+        with contextlib.suppress(FileNotFoundError), _translated(f"cannot remove {self.uri}/{name}"):
+            for path in self._fs.find(self._path(name)):
+                self._fs.rm_file(path)  # not `rm`, which takes [, * and ? in a name for a pattern
 
-    def sweep(self) -> None:
+    def sweep(self, folder: str = "") -> None:
         """Nothing: the rules of a bucket end uploads that are incomplete."""
+
+    def close(self) -> None:
+        """Nothing: see `sweep`."""
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

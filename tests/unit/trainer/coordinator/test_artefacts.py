@@ -3,12 +3,15 @@
 import errno
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shoal_trainer.contract import Outcome, TerminationMessage
+from shoal_trainer.coordinator import artefacts as artefacts_module
 from shoal_trainer.coordinator.artefacts import MANIFEST, Artefacts
-from shoal_trainer.errors import Fenced, ProtocolError, Unreachable
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.snapshot.storage import LocalStorage
 
 TOKEN, OTHER = (0, 1), (1, 1)
@@ -92,7 +95,7 @@ def test_task_output_outside_its_folder_is_refused(artefacts, storage, kind, nam
 
 def test_callbacks_overwrite_their_logs(artefacts, storage):
     artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a"]))
-    artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next epoch
+    artefacts.receive(OTHER, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next epoch
     assert storage.read("logs/history.csv") == b"ab"
 
 
@@ -131,6 +134,62 @@ def test_late_upload_of_a_replaced_worker_is_not_published(artefacts, storage):
     assert names_in_manifest(storage) == ["model.keras"]
 
 
+def test_file_that_is_sent_again_is_not_written_again(artefacts, storage, monkeypatch):
+    """The answer to the first was lost, or came too late."""
+    write, written = storage.write, []
+    monkeypatch.setattr(storage, "write", lambda *call: (written.append(call[0]), write(*call)))
+    for _ in range(3):
+        artefacts.receive(TOKEN, "export", "model.keras", iter([b"mo", b"del"]))
+    assert written == ["model/model.keras"]
+    with pytest.raises(Overtaken):
+        artefacts.receive(TOKEN, "export", "model.keras", iter([b"model"]), reassigned)
+    with pytest.raises(Unreachable, match=r"model\.keras is not what was sent before"):
+        artefacts.receive(TOKEN, "export", "model.keras", iter([b"other"]))
+    with pytest.raises(ProtocolError, match="was not uploaded"):
+        artefacts.check(TOKEN, ("model.keras",))
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"other"]))
+    artefacts.check(TOKEN, ("model.keras",))
+    assert storage.read("model/model.keras") == b"other"
+
+
+def reassigned():
+    raise Overtaken("another worker has the task")
+
+
+def test_file_that_is_sent_again_waits_for_the_first(artefacts, storage):
+    """On a slow volume both would be written, and each would make the other slower."""
+    begun, go, together = threading.Event(), threading.Event(), []
+
+    def slow():
+        begun.set()
+        assert go.wait(60)
+        together.append(len(list(storage.root.rglob("*.part"))))
+        yield b"model"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(artefacts.receive, TOKEN, "export", "model.keras", slow())
+        assert begun.wait(60)
+        second = pool.submit(artefacts.receive, TOKEN, "export", "model.keras", iter([b"model"]))
+        artefacts.receive(TOKEN, "export", "other.keras", iter([b"another file waits for none"]))
+        assert not second.done()
+        go.set()
+        first.result(60)
+        second.result(60)
+    assert together == [1]
+    artefacts.check(TOKEN, ("model.keras", "other.keras"))
+
+
+def test_file_whose_first_writer_hangs_says_so(artefacts, monkeypatch):
+    monkeypatch.setattr(artefacts_module, "AGAIN_SECONDS", 0.0)
+
+    def slow():
+        with pytest.raises(Unreachable, match=r"model\.keras is still being written"):
+            artefacts.receive(TOKEN, "export", "model.keras", iter([b"model"]))
+        yield b"model"
+
+    artefacts.receive(TOKEN, "export", "model.keras", slow())
+
+
 def test_upload_records_do_not_grow_with_tasks(artefacts, storage):
     for n in range(9):
         artefacts.receive((0, n), "callbacks", f"logs/{n}.h5", iter([b"x"]))
@@ -144,9 +203,8 @@ def test_upload_after_a_full_disk_succeeds(artefacts, storage, monkeypatch):
     real = storage._write_temporary
 
     def full(path, chunks):
-        real(path.with_name("part"), [next(iter(chunks))])
-        path.with_name("part").unlink(missing_ok=True)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        with real(path, [next(iter(chunks))]):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(storage, "_write_temporary", full)
     with pytest.raises(Unreachable, match="No space left on device"):

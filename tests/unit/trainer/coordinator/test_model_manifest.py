@@ -1,5 +1,6 @@
 """A model's manifest that was truncated neither ends the job nor prevents its end."""
 
+import contextlib
 import errno
 import json
 import os
@@ -69,10 +70,11 @@ def test_failed_create_leaves_no_file(storage, monkeypatch):
 
     beside = storage._write_temporary
 
+    @contextlib.contextmanager
     def then_full(path, chunks):
-        part = beside(path, chunks)
-        monkeypatch.setattr(os, "fsync", full)
-        return part
+        with beside(path, chunks) as part:
+            monkeypatch.setattr(os, "fsync", full)
+            yield part
 
     monkeypatch.setattr(storage, "_write_temporary", then_full)
     with pytest.raises(Unreachable, match="No space left"):

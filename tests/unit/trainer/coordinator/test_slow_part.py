@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
+from shoal_trainer.snapshot import storage as storage_module
 from shoal_trainer.snapshot.manifest import ShardFile
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -86,6 +88,31 @@ def test_part_of_which_nothing_is_written_any_more_is_given_up(tmp_path: Path) -
     with pytest.raises(Unreachable, match="still writing"):
         shard.control.snapshot(3, 0, 0)
     assert shard.now <= 700.0 + UPLOAD_SECONDS + POLL_SECONDS
+
+
+def test_part_on_a_slow_disk_is_told_as_it_reaches_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page cache takes all of it at once, and the disk then has no more to tell until the last byte is there."""
+    monkeypatch.setattr(storage_module, "SYNC_BYTES", 100_000)
+    now, idle = [0.0], []
+    store, (shard,) = SnapshotStore(LocalStorage(tmp_path), lambda: now[0]), shards(1)
+    synced, fsync = [0], os.fsync
+
+    def slow(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        now[0] += max(0, size - synced[0]) / 1000  # KB/s
+        synced[0] = max(size, synced[0])
+        idle.append(store.idle_seconds())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    copy = shard.copy()
+    assert copy is not None
+    part = store.write_shard(1, 0, copy)
+    assert now[0] > 700, part.size
+    assert max(idle) < 300
+    assert store.idle_seconds() == 0.0
 
 
 def test_refusal_is_no_slow_part(tmp_path: Path) -> None:

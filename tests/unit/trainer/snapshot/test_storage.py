@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
+import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal_trainer.errors import BadName, Fenced, Unreachable, UserError
+from shoal_trainer.snapshot import storage as storage_module
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import latest
+
+
+def test_names_in_a_bucket_are_no_patterns(s3: str) -> None:
+    """`[`, `*` and `?` in the URI of a storage: nothing would be removed, or what is of another run."""
+    for name in ("runs[lr=0.1]", "runs*", "runs"):
+        storage = RemoteStorage(f"s3://patterns/{name}", endpoint_url=s3, key="k", secret="s")
+        if not storage._fs.exists("patterns"):
+            storage._fs.mkdir("patterns")
+        storage.write("a/[b]", [b"1"])
+        storage.write("a/b", [b"2"])
+        storage.write("c", [b"3"])
+        storage.write("c0", [b"4"])
+    for name in ("runs[lr=0.1]", "runs*"):
+        storage = RemoteStorage(f"s3://patterns/{name}", endpoint_url=s3, key="k", secret="s")
+        storage.remove("a/[b]")
+        assert storage.names("a") == ["b"]
+        storage.remove("a")
+        storage.remove("c")
+        assert storage.names("") == ["c0"]
+    other = RemoteStorage("s3://patterns/runs", endpoint_url=s3, key="k", secret="s")
+    assert (other.names(""), other.names("a")) == (["a", "c", "c0"], ["[b]", "b"])
 
 
 def test_write_to_a_full_disk_leaves_no_file(local: SnapshotStore, tmp_path: Path) -> None:
@@ -167,12 +194,59 @@ def test_incomplete_files_of_a_killed_server_are_removed_by_its_successor(tmp_pa
 
     killed, other, successor = opened("ps-1"), opened("ps-11"), opened("ps-1")
     run = tmp_path / "run"
-    left = [killed._write_temporary(run / name, [b"x"]) for name in ("snapshots/a", "logs/deep/history.csv")]
-    kept = [each._write_temporary(run / "snapshots" / "a", [b"x"]) for each in (other, successor)]
-    (users := run / "logs" / ".download.part").write_bytes(b"x")
-    successor.sweep()
-    assert not any(path.exists() for path in left)
-    assert all(path.exists() for path in [*kept, users])
+    (users := run / "logs" / "deep" / ".download.part").parent.mkdir(parents=True)
+    users.write_bytes(b"x")
+    with contextlib.ExitStack() as written:
+
+        def begun(by: LocalStorage, name: str) -> Path:
+            return written.enter_context(by._write_temporary(run / name, [b"x"]))
+
+        first, second = (begun(killed, name) for name in ("snapshots/a", "logs/deep/history.csv"))
+        kept = [begun(each, "snapshots/a") for each in (other, successor)]
+        successor.sweep("snapshots")
+        assert (first.exists(), second.exists()) == (False, True)
+        successor.sweep()
+        assert not second.exists()
+        assert all(path.exists() for path in [*kept, users])
+
+
+def test_process_that_ends_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """Its threads write until it is gone."""
+    storage, writing, go = LocalStorage(tmp_path), threading.Event(), threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield b"half"
+        writing.set()
+        assert go.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        write = pool.submit(storage.write, "snapshots/a", slow())
+        assert writing.wait(60)
+        storage.close()
+        assert list(tmp_path.rglob("*.part")) == []
+        go.set()
+        with pytest.raises(Unreachable):
+            write.result(60)
+    with pytest.raises(Unreachable, match="this process ends"):
+        storage.write("snapshots/a", [b"x"])
+    assert storage.names("snapshots") == []
+
+
+@pytest.mark.parametrize("chunk", [1, 300, 5000])
+def test_writer_is_as_fast_as_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """The page cache would take a model at once, and one sync of it then take so long that its sender gives up."""
+    monkeypatch.setattr(storage_module, "SYNC_BYTES", 1000)
+    synced, fsync = [0], os.fsync
+
+    def count(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", count)
+    LocalStorage(tmp_path).write("model", [bytes(chunk)] * (10_000 // chunk))
+    assert synced[-1] == (tmp_path / "model").stat().st_size
+    assert max(b - a for a, b in itertools.pairwise(synced)) <= max(1000 + chunk, chunk)
 
 
 @pytest.mark.parametrize("fails", ["close", "commit", ""])
