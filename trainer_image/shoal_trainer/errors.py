@@ -7,6 +7,7 @@ TrainerError
 ├── ProtocolError   a peer violated the protocol; the connection is closed
 │   └── Unauthorized  a peer could not prove that it belongs to this job
 ├── Fenced          a newer incarnation has replaced this process: stop, write nothing
+│   └── RunTaken      one of another job has: the process exits as by a UserError
 ├── Overtaken       another worker has the task now: drop it
 ├── WorkerFailed    this worker cannot go on, but another one may: end with the reason, and be replaced
 │   ├── NoAccelerator  the pod was promised a GPU and sees none
@@ -17,7 +18,8 @@ TrainerError
 │   └── HungStep       a step or a task does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
-│   └── TooSlow       a peer keeps the connection open but misses the deadline
+│   ├── TooSlow       a peer keeps the connection open but misses the deadline
+│   └── Outrun        snapshots are removed faster than this process reads one
 └── SnapshotError   a snapshot is absent, incomplete or corrupt
 ```
 """
@@ -66,6 +68,10 @@ class Fenced(TrainerError):
     """A newer incarnation has replaced this process."""
 
 
+class RunTaken(Fenced):
+    """Another job uses this run, such as one of the same name in another cluster. The message says what to change."""
+
+
 class Overtaken(TrainerError):
     """Another worker has the task now."""
 
@@ -111,6 +117,10 @@ class Unreachable(TrainerError):
 
 class TooSlow(Unreachable):
     """A peer keeps the connection open but misses the deadline."""
+
+
+class Outrun(Unreachable):
+    """A run removes its snapshots faster than this process reads one."""
 
 
 class SnapshotError(TrainerError):

@@ -207,12 +207,16 @@ class StatusReport(Message):
     """For how long every attempt at a snapshot has failed, or one has been going on; 0: the last one succeeded."""
     snapshots_fail_because: Text = ""
     """Why the last one failed."""
+    snapshots_stay_because: Text = ""
+    """Why old ones cannot be removed; empty if they can."""
     message: Text = ""
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The message of the job, and those of its workers, which say what they wait for."""
+        """The message of the job, those of its workers, which say what they wait for, and what fills the storage."""
         at_work = {WorkerState.ACTIVE, WorkerState.SILENT}
         waiting = (w for w in self.workers if w.message and w.state in at_work)
         said = (f"worker {w.slot}-{w.incarnation}: {w.message}" for w in waiting)
-        return tuple(filter(None, (self.message, *said)))
+        stay = self.snapshots_stay_because
+        full = f"old snapshots are not removed: {stay}" if stay else ""
+        return tuple(filter(None, (self.message, *said, full)))

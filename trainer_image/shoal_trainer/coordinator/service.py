@@ -176,6 +176,7 @@ class CoordinatorService:
                 "shards": tuple(shard.model_copy(update=at) for shard in shards),
                 "snapshots_fail_seconds": seconds,
                 "snapshots_fail_because": because,
+                "snapshots_stay_because": self.snapshotter.not_removed,
             }
         )
 

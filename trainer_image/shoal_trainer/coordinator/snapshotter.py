@@ -18,7 +18,7 @@ from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.errors import Fenced, TrainerError
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -63,8 +63,12 @@ class Snapshotter(Background):
         """The version of the last snapshot, and whether training had ended."""
         self._published = 0
         self._tries_since: float | None = None
-        self._logged = self._not_removed = ""
-        """Why there was no snapshot, and why old ones are still there, as logged."""
+        self._logged = ""
+        """Why there was no snapshot, as logged."""
+        self.not_removed = ""
+        """Why old snapshots are still there."""
+        self._untidy = True
+        """Whether an attempt may have left files: one that failed, or one of the process before this one."""
         self.last: Manifest | None = None
         shard.history.journal_fills = self.schedule
         self.settle: Callable[[], None] = lambda: None
@@ -127,6 +131,7 @@ class Snapshotter(Background):
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
             self._state, self._published = (copy.version, ending), number
+            self._untidy = False
             self._prune()
             return self.last
 
@@ -136,7 +141,15 @@ class Snapshotter(Background):
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
-        self._prune()
+        if self._untidy:
+            for other in self._others:  # it may still write its part of what is removed
+                report = other.report()
+                if report.snapshot_idle_seconds:
+                    raise Unreachable(
+                        f"shard {report.index} is still writing its part of an earlier snapshot"
+                    )
+            self._prune()
+        self._untidy = True
         with self._executor(max(1, len(self._others))) as pool:
             parts = [
                 pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
@@ -150,9 +163,11 @@ class Snapshotter(Background):
         try:
             self._store.prune(self._policy.retain, self._shard.epoch)
         except (TrainerError, OSError) as error:
-            if str(error) != self._not_removed:
+            if str(error) != self.not_removed:
                 log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)
-            self._not_removed = str(error)
+            self.not_removed = str(error)
+        else:
+            self.not_removed = ""
 
     def _take_again(self) -> float:
         every, wish = float(self._policy.every_seconds), self._wish.number

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from shoal_trainer.contract import Message
-from shoal_trainer.errors import SnapshotError, Unreachable, UserError
+from shoal_trainer.errors import Outrun, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy
 from shoal_trainer.snapshot.claims import FOLDER
 from shoal_trainer.snapshot.manifest import Manifest
@@ -32,20 +32,27 @@ class InitialSnapshot(Message):
 
 
 def load_initial(
-    own: Storage, uri: str, index: int, shards: int, *, follows: bool = False
+    own: Storage,
+    uri: str,
+    index: int,
+    shards: int,
+    *,
+    follows: bool = False,
+    other: SnapshotStore | None = None,
 ) -> tuple[Manifest, ShardCopy]:
     """Shard `index` of `shards` from the chosen snapshot of the run in `uri`. `own`: the storage of this run.
 
     `follows`: this shard may have had parameters, so workers may have copies; if the chosen snapshot is gone, the
-    newest one is better than the end of the job. `Unreachable` before shard 0 has chosen; `UserError` if there is no
+    newest one is better than the end of the job. `other`: the snapshots in `uri`, which know across calls for how long
+    a file of them could not be read. `Unreachable` before shard 0 has chosen; `UserError` if there is no
     snapshot, or the chosen one cannot be loaded.
     """
-    other = SnapshotStore(open_storage(uri))
+    other = other or SnapshotStore(open_storage(uri))
     number = _recorded(own, uri)
     if number is None:
         if index > 0:
             raise Unreachable("shard 0 has not chosen it yet")
-        found = other.load_newest(index, shards)
+        found = _newest(other, uri, index, shards)
         if found is None:
             raise UserError(
                 f"There is no complete snapshot to start from in {uri}. Set initialFrom.uri (--initial-from) "
@@ -57,7 +64,7 @@ def load_initial(
     try:
         return other.load_number(number, index, shards)
     except SnapshotError as error:
-        if follows and (found := other.load_newest(index, shards)) is not None:
+        if follows and (found := _newest(other, uri, index, shards)) is not None:
             log.warning(
                 "snapshot %d of %s, from which this run started, cannot be loaded: %s; taking snapshot %d instead",
                 number, uri, error, found[0].number,
@@ -67,6 +74,16 @@ def load_initial(
             f"Snapshot {number} of {uri}, which this run starts from, cannot be loaded: {error}. Start a new run: it "
             f"chooses the newest snapshot again. If snapshot {number} is damaged, remove its manifest first. If the "
             "other run still trains, raise its snapshot.retain."
+        ) from None
+
+
+def _newest(other: SnapshotStore, uri: str, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
+    try:
+        return other.load_newest(index, shards)
+    except Outrun as error:
+        raise UserError(
+            f"The run in {uri} still trains, and {error}. Raise its snapshot.retain or snapshot.everySeconds, or start "
+            "from it when it has ended."
         ) from None
 
 

@@ -17,17 +17,17 @@ is loaded only if the newer one is lost before its own first snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
+from shoal_trainer.errors import Fenced, Outrun, SnapshotError, Unreachable
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
@@ -45,9 +45,31 @@ T = TypeVar("T", bound=Head)
 
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"\d{10}-\d+")
+_ENTRY = re.compile(rf"{FOLDER}/(?:manifest-|epoch-|\d{{10}}-)[^\s:,'\"]*")
 MAX_MANIFEST = 256 << 20
 PUBLISH_TRIES = 8
 """After this many refusals the listing is stale; the next interval tries again."""
+LOAD_TRIES = 3
+"""So often all snapshots that were listed may be removed while they are read."""
+UNREAD_SECONDS, UNREAD_TRIES = 60.0, 3
+"""A file that cannot be read for so long, and so often, is not waited for if an older snapshot can be read."""
+REFUSALS = 3
+"""After this many refusals by `prune` nothing may be removed, or what may not was tried again."""
+
+
+@dataclass
+class _Unread:
+    """A file that cannot be read: when the attempts at it began, when the last one ended, how many, and why."""
+
+    since: float
+    last: float
+    tries: int
+    error: Unreachable
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has failed for so long that older snapshots are tried, until it is read."""
+        return self.tries >= UNREAD_TRIES and self.last - self.since >= UNREAD_SECONDS
 
 
 class SnapshotStore:
@@ -59,6 +81,15 @@ class SnapshotStore:
         """When the last bytes went into a shard's file; None: none is being written."""
         self._heads: dict[int, Head] = {}
         """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
+        self._loaded: int | None = None
+        """The number of the snapshot that was loaded, until one is published here: newer ones may be damaged."""
+        self._unread: dict[str, _Unread] = {}
+        self._told: set[str] = set()
+        """What was logged of snapshots that are skipped."""
+        self._refused: set[str] = set()
+        """What could not be removed, as names in the folder."""
+        self._tidy: set[str] = set()
+        """The folders in which is nothing but what manifests name."""
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -162,6 +193,7 @@ class SnapshotStore:
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
                 self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
+                self._loaded = None
                 return manifest
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
@@ -169,29 +201,48 @@ class SnapshotStore:
     def prune(self, retain: int, epoch: int) -> None:
         """Remove all but the newest `retain` snapshots, the files that none of these names, and outdated claims.
 
-        Call it at this `epoch` of PS 0, before an attempt at a snapshot and after one: what no manifest names then is
-        of attempts that failed, also of servers that died. A newer epoch may be writing such files: it removes them.
+        Call it at this `epoch` of PS 0: what no manifest names then is of attempts that failed, also of servers that
+        died. A newer epoch may be writing such files: it removes them. The snapshot that was loaded stays until one is
+        published here. `Unreachable`, without a name, if something cannot be removed: it is tried again after all else.
         """
         names = self._storage.names(FOLDER)
         if claims.highest(names).get(0, 0) > epoch:
             return
         numbers = sorted({*_numbers(names), *self._heads})  # a stale listing may lack one
-        keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
-        outdated = [f"{FOLDER}/{name}" for name in claims.outdated(names)]
-        removals = [partial(self._storage.remove, name) for name in (*outdated, *map(self._name, drop))]
-        with suppress(SnapshotError):  # an unreadable manifest: all files stay until it is removed itself
+        keep = [*(n for n in numbers[: -max(1, retain)] if n == self._loaded), *numbers[-max(1, retain) :]]
+        doomed = [*claims.outdated(names), *(self._file(number) for number in numbers if number not in keep)]
+        cannot: list[Unreachable] = []
+        with contextlib.suppress(SnapshotError):  # until an unreadable manifest is removed, all files stay
             named = {shard.file for number in keep for shard in self._head(number).shards}
             self._heads = {number: self._heads[number] for number in keep}
-            folders = filter(_FILES.fullmatch, names)
-            removals += [partial(self._remove_unnamed, folder, named) for folder in folders]
-        stays: Unreachable | None = None
-        for remove in removals:
-            try:
-                remove()
-            except Unreachable as error:  # the others are removed all the same
-                stays = error
-        if stays is not None:
-            raise stays
+            self._tidy.intersection_update(_folder(file) for file in named)
+            for folder in filter(_FILES.fullmatch, names):
+                with _noted(cannot):
+                    doomed += self._unnamed(folder, named)
+        self._refused.intersection_update(doomed)
+        refused = 0
+        for name in sorted(doomed, key=self._refused.__contains__):
+            self._refused.add(name)
+            with _noted(cannot):
+                self._storage.remove(f"{FOLDER}/{name}")
+                self._refused.remove(name)
+            if name in self._refused and (refused := refused + 1) == REFUSALS:
+                break
+        if cannot:
+            raise Unreachable(_ENTRY.sub(FOLDER, str(cannot[0])))
+
+    def _unnamed(self, folder: str, named: set[str]) -> list[str]:
+        """What of a folder no manifest names. It is listed until it was tidy after the snapshot that followed it."""
+        in_use = {_folder(file) for file in named}
+        if folder not in in_use:
+            return [folder]
+        if folder in self._tidy:
+            return []
+        files = (f"{folder}/{name}" for name in self._storage.names(f"{FOLDER}/{folder}"))
+        unnamed = [file for file in files if file not in named]
+        if not unnamed and folder != max(in_use):
+            self._tidy.add(folder)
+        return unnamed
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -201,7 +252,7 @@ class SnapshotStore:
             try:
                 yield self._read(number, Manifest)
             except SnapshotError as error:
-                log.warning("%s: skipped", error)
+                self._tell(logging.WARNING, f"{error}: skipped")
 
     def load_settled(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
@@ -235,7 +286,9 @@ class SnapshotStore:
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
         """Shard `index` of `shards` from snapshot `number`. `SnapshotError` if it does not exist or is damaged."""
         manifest = self._read(number, Manifest)
-        return manifest, self.load_shard(manifest, index, shards)
+        copy = self.load_shard(manifest, index, shards)
+        self._loaded = number
+        return manifest, copy
 
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
         """Shard `index` of `shards` from a snapshot of any number of shards. `SnapshotError` if a file is damaged."""
@@ -279,20 +332,28 @@ class SnapshotStore:
     ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
         """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded.
 
-        Again if none can be loaded and newer ones were published: what was listed may have been removed since.
+        Again if none can be loaded and newer ones were published: what was listed may have been removed since. `Outrun`
+        if that happens again and again. `Unreachable` if there is none but one that cannot be read now.
         """
-        while True:
-            number, damage = self.next_number(), None
+        for _ in range(LOAD_TRIES):
+            number, began, damage = self.next_number(), self._clock(), None
             for manifest in filter(wanted, self.manifests()):
                 try:
                     self._check_files(manifest)
-                    return (manifest, self.load_shard(manifest, index, shards)), damage
+                    copy = self.load_shard(manifest, index, shards)
                 except SnapshotError as error:  # shards that do not read this file load this snapshot
-                    text = "snapshot %d: %s: skipped by shard %d of %d"
-                    log.error(text, manifest.number, error, index, shards)
+                    text = f"snapshot {manifest.number}: {error}: skipped by shard {index} of {shards}"
+                    self._tell(logging.ERROR, text)
                     damage = damage or error
+                else:
+                    self._loaded = manifest.number
+                    return (manifest, copy), damage
+            for unread in self._unread.values():
+                if unread.last >= began:
+                    raise unread.error
             if self.next_number() == number:
                 return None, damage
+        raise Outrun(f"snapshots were removed {LOAD_TRIES} times before this shard had read one")
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
@@ -303,31 +364,47 @@ class SnapshotStore:
         if published.epoch > epoch:
             raise Fenced(f"the storage has a snapshot of epoch {published.epoch}, this is {epoch}")
 
-    def _remove_unnamed(self, folder: str, named: set[str]) -> None:
-        if not any(file.startswith(f"{folder}/") for file in named):
-            self._storage.remove(f"{FOLDER}/{folder}")
-            return
-        for name in self._storage.names(f"{FOLDER}/{folder}"):
-            if f"{folder}/{name}" not in named:
-                self._storage.remove(f"{FOLDER}/{folder}/{name}")
-
     def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, Vector]) -> None:
-        try:
-            with self._storage.open(f"{FOLDER}/{part.file}") as handle:
+        with self._reading(part.file), self._storage.open(f"{FOLDER}/{part.file}") as handle:
+            try:
                 shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)
-        except FileNotFoundError:
-            raise SnapshotError(f"{part.file} does not exist") from None
-        except SnapshotError as error:
-            raise SnapshotError(f"{part.file}: {error}") from None
+            except SnapshotError as error:
+                raise SnapshotError(f"{part.file}: {error}") from None
+        self._unread.pop(part.file, None)
 
     def _check_files(self, manifest: Manifest) -> None:
         for part in manifest.shards:
-            try:
+            with self._reading(part.file):
                 size = self._storage.size(f"{FOLDER}/{part.file}")
-            except FileNotFoundError:
-                raise SnapshotError(f"{part.file} does not exist") from None
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
+
+    @contextlib.contextmanager
+    def _reading(self, file: str, gone: str = "does not exist") -> Iterator[None]:
+        """`SnapshotError` if a file does not exist, or if it alone cannot be read: for a while it is an outage.
+
+        An outage of the whole storage also keeps what is read before this file, and older snapshots, from being read.
+        """
+        began = self._clock()
+        try:
+            yield
+        except FileNotFoundError:
+            raise SnapshotError(f"{file} {gone}") from None
+        except Unreachable as error:
+            unread = self._unread.get(file)
+            if unread is None or (not unread.alone and began - unread.last > UNREAD_SECONDS):
+                unread = _Unread(began, began, 0, error)
+            unread = _Unread(unread.since, self._clock(), unread.tries + 1, error)
+            self._unread[file] = unread
+            if not unread.alone:
+                raise
+            raise SnapshotError(f"{file} alone cannot be read: {error}") from error
+
+    def _tell(self, level: int, text: str) -> None:
+        """Once: who waits for what cannot be read tries again and again."""
+        if text not in self._told:
+            self._told.add(text)
+            log.log(level, "%s", text)
 
     def _head(self, number: int) -> Head:
         if number not in self._heads:
@@ -337,17 +414,36 @@ class SnapshotStore:
     def _read(self, number: int, kind: type[T]) -> T:
         name = self._name(number)
         try:
-            if self._storage.size(name) > MAX_MANIFEST:
-                raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
-            return kind.model_validate_json(self._storage.read(name))
-        except FileNotFoundError:
-            raise SnapshotError(f"{name} no longer exists") from None
+            with self._reading(self._file(number), "no longer exists"):
+                if self._storage.size(name) > MAX_MANIFEST:
+                    raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
+                content = self._storage.read(name)
+            self._unread.pop(self._file(number), None)
+            return kind.model_validate_json(content)
         except ValueError as error:
             raise SnapshotError(f"{name} is not a valid manifest: {str(error).splitlines()[0]}") from None
 
+    @classmethod
+    def _name(cls, number: int) -> str:
+        return f"{FOLDER}/{cls._file(number)}"
+
     @staticmethod
-    def _name(number: int) -> str:
-        return f"{FOLDER}/manifest-{number:010d}.json"
+    def _file(number: int) -> str:
+        return f"manifest-{number:010d}.json"
+
+
+def _folder(file: str) -> str:
+    """The folder of a `ShardFile.file`."""
+    return file.split("/", maxsplit=1)[0]
+
+
+@contextlib.contextmanager
+def _noted(errors: list[Unreachable]) -> Iterator[None]:
+    """The other calls are made all the same."""
+    try:
+        yield
+    except Unreachable as error:
+        errors.append(error)
 
 
 def _check_covers(manifest: Manifest) -> None:

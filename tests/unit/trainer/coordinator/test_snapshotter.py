@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from shoal_trainer.contract import JobIdentity, SnapshotPolicy
+from shoal_trainer.contract import JobIdentity, ShardReport, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
@@ -20,7 +20,7 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
-from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.snapshot.store import REFUSALS, SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import latest
@@ -55,6 +55,13 @@ class Reconciler:
 
     def published(self, parts):
         """Do nothing."""
+
+
+class Free:
+    """The control of a shard that writes nothing."""
+
+    def report(self):
+        return ShardReport(index=1, epoch=0)
 
 
 class Disk(LocalStorage):
@@ -212,7 +219,7 @@ def test_write_refused_by_the_kernel_leaves_no_file(bench):
 def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench = Bench(tmp_path / "run", shards=2)
 
-    class Away:
+    class Away(Free):
         asked = 0
 
         def snapshot(self, number, epoch, published, generation):
@@ -236,7 +243,7 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     older.hello(0, 0, MODEL)
     older.offer(0, 0, aligned(older.size))
 
-    class Replaced:
+    class Replaced(Free):
         def snapshot(self, number, epoch, published, generation):
             part = bench.store.write_shard(number, epoch, older.copy())
             Claim(bench.disk, 1, 1).make()
@@ -259,7 +266,7 @@ def test_servers_without_a_common_storage_publish_nothing_that_nobody_could_load
     own = LocalStorage(tmp_path / "ps-1")
     follower = Follower(other, SnapshotStore(own)).handlers()["snapshot"]
 
-    class Other:
+    class Other(Free):
         def snapshot(self, number, epoch, published, generation):
             request = {"number": number, "epoch": epoch, "published": published, "generation": generation}
             return follower(SnapshotShard.model_validate(request))
@@ -413,14 +420,92 @@ def test_what_a_dead_server_has_written_is_removed_before_the_next_snapshot_is_w
     bench.snapshotter.take()
     bench.push()
     bench.store.write_shard(2, 0, bench.shard.copy())
-    bench.shard.epoch = 1
-    Claim(bench.disk, 0, 1).make()
+    successor = Bench(bench.disk.root).begin()
+    successor.push()
+    successor.shard.epoch = 1
+    Claim(successor.disk, 0, 1).make()
     found = []
-    bench.disk.writing = lambda: found.extend(
+    successor.disk.writing = lambda: found.extend(
         name for name in bench.disk.names("snapshots") if name[0] == "0"
     )
-    assert bench.snapshotter.take() is not None
+    assert successor.snapshotter.take() is not None
     assert found == ["0000000001-0"]
+
+
+def test_what_a_failed_attempt_has_written_is_removed_before_the_next_one(tmp_path):
+    """Not under a shard that still writes its part: PS 0 would write its own in vain as well."""
+    bench, idle, parts = Bench(tmp_path / "run", shards=2), [0.0], []
+
+    class Slow:
+        def report(self):
+            return ShardReport(index=1, epoch=0, snapshot_idle_seconds=idle[0])
+
+        def snapshot(self, number, epoch, published, generation):
+            idle[0] = 1.0
+            raise Unreachable("the connection broke off")
+
+    bench.others.append(Slow())
+    bench.begin().push()
+    with pytest.raises(Unreachable, match="broke off"):
+        bench.snapshotter.take()
+    parts = list(bench.disk.root.rglob("shard-*"))
+    assert len(parts) == 1
+    with pytest.raises(Unreachable, match="shard 1 is still writing its part of an earlier snapshot"):
+        bench.snapshotter.take()
+    assert list(bench.disk.root.rglob("shard-*")) == parts
+    idle[0] = 0.0
+    with pytest.raises(Unreachable, match="broke off"):
+        bench.snapshotter.take()
+    assert len(left := list(bench.disk.root.rglob("shard-*"))) == 1
+    assert left != parts
+
+
+def test_calls_that_remove_do_not_grow_where_nothing_may_be_removed(tmp_path, caplog):
+    """And none comes before a snapshot, whose time may be short: the one of the end has a minute."""
+    bench, calls, before = Bench(tmp_path / "run").begin(), [], []
+
+    def refuse(name):
+        calls.append(name)
+        raise Unreachable(f"cannot remove s3://b/run/{name}: AccessDenied on arn:aws:s3:::b/run/{name}")
+
+    bench.disk.remove = refuse
+    bench.disk.writing = lambda: before.append(len(calls))
+    for _ in range(12):
+        calls.clear()
+        bench.push()
+        bench.snapshotter.take()
+        assert len(calls) <= REFUSALS
+    assert before == [0] * 12
+    reason = "cannot remove s3://b/run/snapshots: AccessDenied on arn:aws:s3:::b/run/snapshots"
+    assert warnings(caplog) == [
+        f"old snapshots cannot be removed, and take up space in the storage: {reason}"
+    ]
+    assert bench.snapshotter.not_removed == reason
+    del bench.disk.remove  # it may be removed now
+    bench.push()
+    bench.snapshotter.take()
+    assert [manifest.number for manifest in bench.store.manifests()] == [13, 12]
+    assert bench.snapshotter.not_removed == ""
+
+
+def test_snapshot_from_which_a_process_began_stays_until_it_has_published_one(tmp_path):
+    """The newer one is damaged: nothing else could be loaded."""
+    policy = SnapshotPolicy(every_seconds=60, retain=1)
+    bench = Bench(tmp_path / "run", policy=policy).begin()
+    bench.push()
+    good = bench.snapshotter.take()
+    bench.snapshotter._prune = lambda: None  # it is killed before
+    bench.push()
+    (bench.disk.root / "snapshots" / bench.snapshotter.take().shards[0].file).write_bytes(b"damaged")
+    successor = Bench(tmp_path / "run", policy=policy).begin()
+    assert successor.store.load_newest(0, 1)[0] == good
+    successor.push()
+    successor.disk.error = OSError(errno.ENOSPC, "No space left on device")
+    assert not successor.snapshotter._try()
+    assert latest(SnapshotStore(bench.disk)) == good
+    successor.disk.error = None
+    assert successor.snapshotter._try()
+    assert [manifest.number for manifest in successor.store.manifests()] == [3]
 
 
 def test_storage_that_keeps_old_snapshots_gets_new_ones(bench, caplog, monkeypatch):

@@ -12,7 +12,7 @@ from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.initial import RECORD, InitialSnapshot, load_initial
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
-from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.snapshot.store import LOAD_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import save, shards
@@ -177,3 +177,24 @@ def test_snapshots_of_the_run_neither_read_nor_remove_the_record(storage: Storag
         store.prune(1, 0)
     assert [manifest.number for manifest in store.manifests()] == [3]
     assert load_initial(storage, other.uri, 0, 1)[0].number == 1
+
+
+def test_run_that_removes_its_snapshots_faster_than_they_are_read_is_a_user_error(
+    own: LocalStorage, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be read for ever. Each snapshot that is read is removed meanwhile, as from an object store."""
+    load, loads = SnapshotStore.load_shard, 0
+
+    def slow(store: SnapshotStore, manifest: Manifest, index: int, count: int) -> ShardCopy:
+        nonlocal loads
+        loads += 1
+        for _ in range(3):
+            other.publish()
+        return load(store, manifest, index, count)
+
+    monkeypatch.setattr(SnapshotStore, "load_shard", slow)
+    with pytest.raises(
+        UserError, match=r"still trains.*removed 3 times.*Raise its snapshot\.retain or snapshot\.every"
+    ):
+        load_initial(own, other.uri, 0, 2)
+    assert loads == LOAD_TRIES

@@ -1,0 +1,145 @@
+"""A file of a snapshot that the storage has, and does not give: a bad sector, a mode, an object that was archived."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal_trainer.errors import SnapshotError, Unreachable
+from shoal_trainer.snapshot.initial import load_initial
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import UNREAD_SECONDS, SnapshotStore
+from tests.unit.trainer.ps.shards import Clock
+from tests.unit.trainer.snapshot.saving import save, shards
+
+
+class Worn(LocalStorage):
+    """The files that `refuses` says cannot be read, of some only the content; all is written."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.refuses: Callable[[str], bool] = lambda _: False
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        if self.refuses(name):
+            raise Unreachable(f"cannot read {name}: {os.strerror(errno.EIO)}")
+        with super().open(name) as handle:
+            yield handle
+
+
+class Bench:
+    """Three snapshots, and a process that loads them every ten seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage, self.clock = Worn(folder), Clock()
+        self.store, trained = SnapshotStore(self.storage, self.clock), shards(1)
+        self.saved = [save(self.store, trained) for _ in range(3)]
+
+    def part(self, number: int) -> str:
+        return self.saved[number - 1].shards[0].file
+
+    def tries(self, seconds: float, load: Callable[[], Manifest | None] | None = None) -> Manifest | None:
+        """What is loaded within so long."""
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            with contextlib.suppress(Unreachable):
+                return load() if load else self.newest()
+            self.clock.now += 10.0
+        return None
+
+    def newest(self) -> Manifest | None:
+        found = self.store.load_newest(0, 1)
+        return found and found[0]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["part", "manifest"])
+def test_older_snapshot_is_taken_where_a_file_of_the_newest_alone_cannot_be_read(
+    bench: Bench, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    name = bench.part(3) if file == "part" else "manifest-0000000003.json"
+    bench.storage.refuses = lambda each: each.endswith(name)
+    assert bench.tries(UNREAD_SECONDS) is None
+    assert caplog.records == []
+    assert bench.tries(1) == bench.saved[1]
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert f"{name} alone cannot be read" in record.getMessage()
+    assert "Input/output error" in record.getMessage()
+    assert "skipped" in record.getMessage()
+    bench.storage.refuses = lambda _: False
+    assert bench.newest() == bench.saved[2]
+
+
+@pytest.mark.parametrize("what", ["snapshots/manifest-", "/shard-", ""])
+def test_outage_of_the_storage_is_waited_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Also one of its large files only: no older snapshot can be read then, and the newest comes when it is over."""
+    bench.storage.refuses = lambda each: what in each
+    assert bench.tries(5 * UNREAD_SECONDS) is None
+    assert len(caplog.records) <= 3, "each once"
+    bench.storage.refuses = lambda _: False
+    assert bench.newest() == bench.saved[2]
+
+
+def test_failures_far_apart_are_no_unreadable_file(bench: Bench) -> None:
+    """As of a job that is rolled back once an hour."""
+    bench.storage.refuses = lambda each: each.endswith(bench.part(3))
+    for _ in range(9):
+        with pytest.raises(Unreachable):
+            bench.newest()
+        bench.clock.now += UNREAD_SECONDS + 1
+
+
+def test_manifest_that_cannot_be_read_keeps_no_later_snapshot_from_being_saved(bench: Bench) -> None:
+    bench.storage.refuses = lambda each: each.endswith("manifest-0000000003.json")
+    assert bench.tries(UNREAD_SECONDS + 10) == bench.saved[1]
+    for number in (4, 5, 6):
+        bench.clock.now += 600.0
+        assert save(bench.store, shards(1)).number == number
+        bench.store.prune(3, 0)
+    assert [manifest.number for manifest in bench.store.manifests()] == [6, 5, 4]
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(course=st.lists(st.tuples(st.booleans(), st.integers(1, 30)), min_size=1, max_size=20))
+def test_file_that_is_read_now_and_then_is_waited_for(bench: Bench, course: list[tuple[bool, int]]) -> None:
+    """None is skipped before it has failed for a minute without a success."""
+    bench.store = SnapshotStore(bench.storage, bench.clock)
+    failing_since: float | None = None
+    for fails, pause in course:
+        bench.storage.refuses = lambda each, fails=fails: fails and each.endswith(bench.part(3))  # type: ignore[misc]
+        failing_since = (bench.clock.now if failing_since is None else failing_since) if fails else None
+        try:
+            found = bench.newest()
+        except Unreachable:
+            assert fails
+        else:
+            assert found is not None
+            assert found.number == 3 or bench.clock.now - (failing_since or 0.0) >= UNREAD_SECONDS
+            assert found.number == 2 or not fails
+        bench.clock.now += pause
+
+
+def test_named_snapshot_that_cannot_be_read_is_given_up_after_a_while(bench: Bench, tmp_path: Path) -> None:
+    bench.storage.refuses = lambda each: each.endswith(bench.part(3))
+    with pytest.raises(SnapshotError, match="alone cannot be read"):
+        bench.tries(UNREAD_SECONDS + 10, lambda: bench.store.load_number(3, 0, 1)[0])
+    own = LocalStorage(tmp_path / "own")
+    start = lambda: load_initial(own, bench.storage.uri, 0, 1, other=bench.store)[0]  # noqa: E731
+    assert bench.tries(UNREAD_SECONDS + 10, start) == bench.saved[1]
