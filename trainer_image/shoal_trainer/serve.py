@@ -28,13 +28,13 @@ from typing import TypeVar
 
 from shoal_trainer.contract import (
     EXIT_DRAINED,
-    EXIT_FENCED,
     EXIT_OK,
     METRICS_PORT,
     RuntimeConfig,
     TerminationMessage,
 )
 from shoal_trainer.coordinator import code_server
+from shoal_trainer.coordinator.artefacts import FOLDER as MODEL
 from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
@@ -48,7 +48,7 @@ from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.retry import Backoff, until_reachable
 from shoal_trainer.security import Credentials
-from shoal_trainer.snapshot.claims import Claim, Watch, check_storage
+from shoal_trainer.snapshot.claims import FOLDER, Claim, Watch, check_storage
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
@@ -70,7 +70,7 @@ They are for the manifest, which shard 0 publishes after the last part. A part t
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
 HISTORY_SECONDS = 5.0
-"""How long the end of the process waits for the file of the history."""
+"""How long the end of the process waits for the file of the history, and until what it has half written is removed."""
 RETRY_SECONDS = 1.0
 OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
 """Enough for the connections of a large job; a common default is 1,024."""
@@ -88,7 +88,7 @@ class ParameterServer:
         self._credentials = Credentials.load(config.secret_dir)
         self._storage = storage = open_storage(config.storage_uri, config.job.prefix, f"ps-{config.index}")
         self._store = SnapshotStore(storage)
-        self._claim = Claim(storage, config.index, config.incarnation)
+        self._claim = Claim(storage, config.index, config.incarnation, config.job.uid)
         self._watch = Watch(self._claim, self._on_fenced)
         # The pod's temporary folder may outlive the container. If this file exists, an earlier container had
         # parameters, and workers may have copies even before the first snapshot. In it are the counters that it told.
@@ -164,6 +164,9 @@ class ParameterServer:
                 self._history.close(HISTORY_SECONDS)
             data.close()
             control.close()
+            closing = threading.Thread(target=self._storage.close, name="close storage", daemon=True)
+            closing.start()
+            closing.join(HISTORY_SECONDS)
 
     def stop(self, at: float | None = None) -> None:
         """Make `run` take a final snapshot and return. `at`: when this was requested, by `time.monotonic`."""
@@ -175,8 +178,7 @@ class ParameterServer:
         while not self._stop.wait(TICK_SECONDS):
             self._create_marker()
             if self._fenced is not None:
-                log.error("fenced: %s", self._fenced)
-                return EXIT_FENCED
+                return exit_code(self._fenced)
             if self._follower.failed is not None:
                 raise self._follower.failed
             if self.service is None:
@@ -265,7 +267,12 @@ class ParameterServer:
 
     def _restore(self) -> None:
         service = self.service
-        self._when_reachable(lambda: check_storage(self._storage))
+        self._when_reachable(self._claim.check)
+        for folder in (FOLDER, MODEL):  # what a killed server left there may be all that fills the volume
+            self._sweep(folder)
+        job = self.config.job
+        this = f"{job.uid}-{self.config.index}-{self.config.incarnation}"
+        self._when_reachable(lambda: check_storage(self._storage, this))
         self._when_reachable(self._claim.make)
         if service is not None and (message := self._when_reachable(service.artefacts.published)):
             service.coordinator.end(message)
@@ -290,8 +297,9 @@ class ParameterServer:
         if initial is None:
             return
         uri = initial.uri
+        other = SnapshotStore(open_storage(uri))
         manifest, copy = self._when_reachable(
-            lambda: load_initial(self._storage, uri, index, shards, follows=self.shard.follows),
+            lambda: load_initial(self._storage, uri, index, shards, follows=self.shard.follows, other=other),
             "the snapshot to start from",
         )
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
@@ -314,9 +322,9 @@ class ParameterServer:
         """The result of `call`; retried until `target` is reachable."""
         return until_reachable(call, target, self._stop, longest=RETRY_SECONDS)
 
-    def _sweep(self) -> None:
+    def _sweep(self, folder: str = "") -> None:
         with contextlib.suppress(Unreachable):  # nothing reads these files
-            self._storage.sweep()
+            self._storage.sweep(folder)
 
     def _on_fenced(self, error: Fenced) -> None:
         self._fenced = error

@@ -1,5 +1,6 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from shoal_trainer import serve
 from shoal_trainer.contract import (
     EXIT_FENCED,
     EXIT_OK,
+    EXIT_USER,
     InitialFrom,
     JobIdentity,
     Outcome,
@@ -29,11 +31,12 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.task_queue import Task
-from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, RunTaken, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
+from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
@@ -332,6 +335,103 @@ def test_replaced_server_does_not_restart_in_place(server, tmp_path):
     assert successor_of(tmp_path)._watch.look()  # the newest server may restart
 
 
+def test_job_whose_run_another_job_has_taken_ends_and_says_so(tmp_path, termination):
+    """One Git folder with `storage.run`, synced by two clusters with one bucket: it would be replaced for ever."""
+    here = ParameterServer(config(tmp_path, uid="here", run="main", incarnation=100))
+    here._restore()
+    there = ParameterServer(config(tmp_path, uid="there", run="main", incarnation=2000))
+    there._restore()
+    assert not here._watch.look()
+    assert here._serve() == EXIT_USER
+    told = TerminationMessage.model_validate_json(termination.read_text())
+    assert (told.outcome, told.reason) == (Outcome.FAILED, "UserError")
+    assert (
+        "The job with uid there, of another cluster or an earlier object of this name, uses this"
+        in told.message
+    )
+    with pytest.raises(RunTaken, match="uid there"):
+        ParameterServer(config(tmp_path, uid="here", run="main", incarnation=101))._restore()
+    # A later object of the run goes on.
+    ParameterServer(config(tmp_path, uid="later", run="main", incarnation=3000))._restore()
+
+
+def waits(server):
+    """Restore until the storage was tried three times."""
+    pauses = []
+
+    def wait(_):
+        pauses.append(1)
+        return len(pauses) == 3
+
+    server._stop = SimpleNamespace(wait=wait)
+    with pytest.raises(SystemExit):
+        server._restore()
+
+
+def test_server_that_waits_at_its_start_says_why_once(tmp_path, monkeypatch, caplog):
+    def refuse(storage, path, chunks):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(LocalStorage, "_write_temporary", refuse)
+    waits(ParameterServer(config(tmp_path, incarnation=1)))
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(said) == 1, said
+    assert "waiting for the storage" in said[0]
+
+
+def test_server_starts_on_a_volume_that_is_full_of_what_it_has_left_itself(server, tmp_path, monkeypatch):
+    """It was killed in a write of a snapshot, or of the model."""
+    assert server.service.snapshotter.take() is not None
+    run = server._storage.root
+    for folder in ("snapshots/0000000002-0", "model/deep"):
+        (left := run / folder / ".ps-0-01234567.01234567.part").parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(b"x")
+    write = LocalStorage._write_temporary
+
+    def full(storage, path, chunks):
+        if list(run.rglob("*.part")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(storage, path, chunks)
+
+    monkeypatch.setattr(LocalStorage, "_write_temporary", full)
+    successor_of(tmp_path)
+
+
+def test_server_that_was_replaced_removes_nothing_of_its_successor(tmp_path):
+    successor = successor_of(tmp_path)
+    with (
+        successor._storage._write_temporary(successor._storage.root / "snapshots" / "a", [b"x"]) as part,
+        pytest.raises(Fenced),
+    ):
+        ParameterServer(config(tmp_path))._restore()
+        assert part.exists()
+
+
+def test_process_that_ends_while_it_writes_leaves_nothing_half_written(server, termination, monkeypatch):
+    """The last snapshot takes longer than the end waits for it."""
+    monkeypatch.setattr(serve, "serve_metrics", lambda *_: None)
+    monkeypatch.setattr(serve, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(server, "_restore", lambda: None)
+    writing, go = threading.Event(), threading.Event()
+    chunks = shard_file.chunks
+
+    def slow(copy):
+        yield from chunks(copy)
+        writing.set()
+        go.wait(60)
+
+    monkeypatch.setattr(shard_file, "chunks", slow)
+    server.service.coordinator.end(END)
+    snapshotter = server.service.snapshotter
+    monkeypatch.setattr(snapshotter, "settled", lambda _: not writing.wait(60))
+    snapshotter.schedule()
+    assert server.run() == EXIT_OK
+    assert writing.is_set()
+    assert not list(server._storage.root.rglob("*.part"))
+    snapshotter.stop()
+    go.set()
+
+
 def test_replaced_shard_other_than_0_exits(tmp_path):
     older = [ParameterServer(config(tmp_path, index=index, shards=2)) for index in (0, 1)]
     for one in older:
@@ -428,7 +528,7 @@ def test_server_that_was_replaced_stores_no_file_of_callbacks(server, tmp_path, 
 def test_server_replaced_while_an_upload_is_synced_overwrites_nothing(server, tmp_path, monkeypatch):
     """The sync of gigabytes takes tens of seconds, after all of it was received."""
     token, _ = exported(server)
-    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server._storage.write("model/model.keras", [b"a model"])  # of an earlier export
     fsync, synced = os.fsync, []
 
     def slow(descriptor):

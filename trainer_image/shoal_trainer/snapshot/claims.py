@@ -1,7 +1,7 @@
 """Claims in the storage: only the highest incarnation that has claimed a shard may serve it.
 
 ```
-snapshots/epoch-0-3     parameter server 0 has an incarnation 3: lower ones exit
+snapshots/epoch-0-3     parameter server 0 has an incarnation 3: lower ones exit. In it is the uid of the job
 ```
 
 A server on a node that is partitioned from the cluster may run for a long time alongside its successor, because its
@@ -14,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 
 from shoal_trainer.background import Background
-from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.errors import Fenced, RunTaken, Unreachable, UserError
 from shoal_trainer.snapshot.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -27,6 +26,8 @@ FOLDER = "snapshots"
 LOOK_SECONDS = 5.0
 """How long a replaced server continues at most while the storage is reachable."""
 _NAME = re.compile(r"epoch-(\d{1,6})-(\d{1,18})")
+_BY = re.compile(r"job ([\w.-]{1,253})\n")
+"""The content of a claim: not of half a one, nor of one that an earlier version made."""
 
 
 def highest(names: Iterable[str]) -> dict[int, int]:
@@ -44,12 +45,15 @@ def outdated(names: Iterable[str]) -> list[str]:
     return [name for name, index, epoch in _claims(names) if epoch < newest[index]]
 
 
-def check_storage(storage: Storage) -> None:
-    """`UserError` unless the storage refuses to create what exists, on which claims and manifests rely."""
-    name = f"{FOLDER}/probe-{secrets.token_hex(8)}"
-    twice = storage.create(name, b"1") and storage.create(name, b"2")
-    with contextlib.suppress(Unreachable):  # it may keep everything; nothing reads this file
-        storage.remove(name)
+def check_storage(storage: Storage, name: str) -> None:
+    """`UserError` unless the storage refuses to create what exists, on which claims and manifests rely.
+
+    `name`: of a process that tries it, and of no other one that may run at the same time.
+    """
+    probe = f"{FOLDER}/probe-{name}"
+    _remove_probe(storage, probe)  # an earlier try may have left it
+    twice = storage.create(probe, b"1") and storage.create(probe, b"2")
+    _remove_probe(storage, probe)
     if twice:
         raise UserError(
             f"The storage {storage.uri} created one object twice: it ignores conditional writes (If-None-Match: *), so "
@@ -58,27 +62,44 @@ def check_storage(storage: Storage) -> None:
         )
 
 
-class Claim:
-    """The claim of shard `index` at `epoch`, in the run's storage. Thread-safe."""
+def _remove_probe(storage: Storage, probe: str) -> None:
+    with contextlib.suppress(Unreachable):  # it may keep everything; nothing reads this file
+        storage.remove(probe)
 
-    def __init__(self, storage: Storage, index: int, epoch: int) -> None:
+
+class Claim:
+    """The claim of shard `index` at `epoch` by the job with this uid, in the run's storage. Thread-safe."""
+
+    def __init__(self, storage: Storage, index: int, epoch: int, uid: str = "") -> None:
         self._storage = storage
-        self._index, self._epoch = index, epoch
+        self._index, self._epoch, self._uid = index, epoch, uid
 
     def make(self) -> None:
         """Claim the shard, which fences lower incarnations; `Fenced` if a higher one exists."""
         if self._epoch > 0:  # incarnation 0 has no predecessor
             name = f"{FOLDER}/epoch-{self._index}-{self._epoch}"
-            self._storage.create(name, b"claimed\n")  # it already exists after a restart in place
+            self._storage.create(name, f"job {self._uid}\n".encode())  # after a restart in place it exists
         self.check()
 
     def check(self) -> None:
-        """`Fenced` if a higher incarnation has claimed the shard."""
+        """`Fenced` if a higher incarnation has claimed the shard; `RunTaken` if it is of another job."""
         newest = highest(self._storage.names(FOLDER)).get(self._index, 0)
         if newest > self._epoch:
-            raise Fenced(
-                f"incarnation {newest} of shard {self._index} exists, this is incarnation {self._epoch}"
-            )
+            found = f"incarnation {newest} of shard {self._index} exists, this is incarnation {self._epoch}"
+            if (uid := self._claimed_by(newest)) not in {"", self._uid}:
+                raise RunTaken(
+                    f"The job with uid {uid}, of another cluster or an earlier object of this name, uses this run in "
+                    f"{self._storage.uri}: {found}. Give each job a storage.uri or a storage.run of its own."
+                )
+            raise Fenced(found)
+
+    def _claimed_by(self, epoch: int) -> str:
+        """The uid of the job whose claim this is; "" if it is not known: then it is as one of this job."""
+        try:
+            content = self._storage.read(f"{FOLDER}/epoch-{self._index}-{epoch}").decode("utf-8", "replace")
+        except (FileNotFoundError, Unreachable):
+            return ""
+        return match[1] if (match := _BY.fullmatch(content)) else ""
 
 
 class Watch(Background):

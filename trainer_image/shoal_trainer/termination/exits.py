@@ -6,7 +6,7 @@ import logging
 import sys
 
 from shoal_trainer.contract import EXIT_FENCED, EXIT_USER, Outcome, TerminationMessage
-from shoal_trainer.errors import Fenced, UserError
+from shoal_trainer.errors import Fenced, RunTaken, UserError
 from shoal_trainer.termination.termination_log import write_termination
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def write_failure(reason: str, message: str) -> None:
 
 def exit_code(error: UserError | Fenced) -> int:
     """Say why the process ends; returns its exit code."""
-    if isinstance(error, Fenced):
+    if isinstance(error, Fenced) and not isinstance(error, RunTaken):
         log.error("fenced: %s", error)
         return EXIT_FENCED
     log.error("%s", error)

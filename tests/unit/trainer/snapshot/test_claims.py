@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, RunTaken, TrainerError, Unreachable, UserError
 from shoal_trainer.snapshot import claims
 from shoal_trainer.snapshot.claims import Claim, check_storage
 from shoal_trainer.snapshot.manifest import Manifest
@@ -85,6 +85,31 @@ def test_server_below_the_highest_claim_is_fenced(storage: Storage) -> None:
     ]
 
 
+def test_claim_of_another_job_says_so(storage: Storage) -> None:
+    """Two clusters have one Git folder, `storage.run` and bucket. A later job of a run that has ended just goes on."""
+    Claim(storage, 0, 5, "ended").make()
+    Claim(storage, 0, 8, "here").make()
+    Claim(storage, 0, 8, "here").check()
+    with pytest.raises(Fenced) as error:
+        Claim(storage, 0, 7, "here").check()
+    assert not isinstance(error.value, RunTaken)
+    Claim(storage, 0, 9, "there").make()
+    with pytest.raises(
+        RunTaken, match=r"uid there, of another cluster.*this is incarnation 8\. Give each job a storage"
+    ):
+        Claim(storage, 0, 8, "here").check()
+
+
+@pytest.mark.parametrize("content", [b"claimed\n", b"job a", b"", b"\xff"])
+def test_claim_of_which_the_job_is_not_known_fences(tmp_path: Path, content: bytes) -> None:
+    """Of an earlier version, half written, or that cannot be read."""
+    storage = LocalStorage(tmp_path)
+    storage.create("snapshots/epoch-0-2", content)
+    with pytest.raises(Fenced) as error:
+        Claim(storage, 0, 1, "a").check()
+    assert not isinstance(error.value, RunTaken)
+
+
 def test_part_of_a_replaced_shard_is_refused(local: SnapshotStore, tmp_path: Path) -> None:
     stores = shards(2)
     files = [local.write_shard(1, 0, copy) for shard in stores if (copy := shard.copy())]
@@ -108,7 +133,9 @@ def test_highest_claim_of_each_shard_is_kept(made: list[tuple[int, int]], others
 
 
 def test_storage_that_creates_once_is_accepted_and_left_clean(storage: Storage) -> None:
-    check_storage(storage)
+    check_storage(storage, "uid-0-0")
+    storage.create("snapshots/probe-uid-0-0", b"1")  # an earlier try was killed
+    check_storage(storage, "uid-0-0")
     assert not [name for name in storage.names("snapshots") if name.startswith("probe")]
 
 
@@ -121,7 +148,7 @@ def test_storage_that_ignores_conditional_writes_ends_the_job(tmp_path: Path) ->
             return True
 
     with pytest.raises(UserError, match=r"ignores conditional writes.*or a volume"):
-        check_storage(Ignores(tmp_path))
+        check_storage(Ignores(tmp_path), "uid-0-0")
 
 
 def test_storage_that_refuses_deletion_is_accepted(tmp_path: Path) -> None:
@@ -129,4 +156,5 @@ def test_storage_that_refuses_deletion_is_accepted(tmp_path: Path) -> None:
         def remove(self, name: str) -> None:
             raise Unreachable("AccessDenied")
 
-    check_storage(Keeps(tmp_path))
+    for _ in range(2):
+        check_storage(Keeps(tmp_path), "uid-0-0")
