@@ -127,6 +127,21 @@ def test_why_snapshots_fail_names_a_shard_that_writes_nothing(tmp_path):
         assert service.status().snapshots_fail_because == because
 
 
+def test_report_says_that_old_snapshots_stay(server, monkeypatch):
+    def refuse(storage, name):
+        raise Unreachable(f"cannot remove s3://b/{name}: AccessDenied")
+
+    snapshotter = server.service.snapshotter
+    snapshotter._store._storage.write("snapshots/0000000009-0/shard-0-of-1-00000000", [b"of a dead server"])
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "remove", refuse)
+        assert snapshotter.take() is not None
+    told = "old snapshots are not removed: cannot remove s3://b/snapshots: AccessDenied"
+    assert server.service.status().messages[-1] == told
+    snapshotter._prune()
+    assert told not in server.service.status().messages
+
+
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
     token = next_work(server.service.coordinator, 0, 0).token
     server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
