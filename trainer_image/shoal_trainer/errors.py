@@ -127,6 +127,10 @@ class SnapshotError(TrainerError):
     """A snapshot is absent, incomplete or corrupt."""
 
 
+class OtherFormat(SnapshotError):
+    """A snapshot is whole, but of a version of Shoal that writes what this one cannot read."""
+
+
 def has_no_room(error: BaseException) -> bool:
     """Whether a disk is full (`DiskFull`), as Python says it, or HDF5 and TensorFlow in words."""
     words = ("No space left on device", "Disk quota exceeded")

@@ -42,7 +42,7 @@ from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.environment import configuration
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, OtherFormat, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -85,6 +85,8 @@ class ParameterServer:
         self._stopped_at = math.inf
         self._fenced: Fenced | None = None
         self._restored = self._marked = False
+        self._ledger_unread = ""
+        """Of which snapshot, and why."""
         self._credentials = Credentials.load(config.secret_dir)
         self._storage = storage = open_storage(config.storage_uri, config.job.prefix, f"ps-{config.index}")
         self._store = SnapshotStore(storage)
@@ -120,7 +122,13 @@ class ParameterServer:
 
     def run(self) -> int:
         """Restore the shard, serve until the end, and return the exit code."""
-        self._restore()
+        try:
+            self._restore()
+        except OtherFormat as error:
+            raise UserError(
+                f"{error}. Another version of Shoal wrote it: use that version's images (suspend the job, name them in "
+                "its templates, resume it), or remove this run's snapshots to begin from nothing. Nothing was changed."
+            ) from None
         address = self.config.parameter_servers[self.config.index]
         data = DataServer(
             self.shard,
@@ -279,6 +287,8 @@ class ParameterServer:
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
         found = self._when_reachable(lambda: self._store.load_settled(index, shards, self._has_ledger))
+        if found is None and self._ledger_unread:
+            raise OtherFormat(self._ledger_unread)
         if found is not None:
             manifest, copy = found
             if manifest.epoch > self.config.incarnation and index == 0:
@@ -314,7 +324,8 @@ class ParameterServer:
         try:
             self.service.coordinator.blank().load(manifest.ledger)
         except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-            log.error("snapshot %d: its ledger cannot be read: %r: skipped", manifest.number, error)
+            self._ledger_unread = f"snapshot {manifest.number}: its ledger cannot be read: {error!r}"
+            log.error("%s: skipped", self._ledger_unread)
             return False
         return True
 

@@ -31,14 +31,16 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.task_queue import Task
-from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, RunTaken, Unreachable
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, RunTaken, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot import shard_file
+from shoal_trainer.snapshot.manifest import sealed
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.termination.exits import exit_code
 from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
@@ -626,9 +628,42 @@ def test_snapshot_whose_ledger_cannot_be_read_gives_way_to_the_next_older_one(se
     file = tmp_path / "storage" / "n" / "j" / "u" / "snapshots" / "manifest-0000000002.json"
     manifest = json.loads(file.read_text())
     manifest["ledger"]["means"] = {"0": {"accuracy": [None, 1.0]}}
-    file.write_text(json.dumps(manifest))
+    del manifest["sha256"]
+    file.write_bytes(sealed(json.dumps(manifest)))
     successor = ParameterServer(config(tmp_path, incarnation=1))
     successor._restore()
     assert successor.shard.history.version == 1
     assert successor.service.coordinator.record.ledger.completed == 1
     assert "snapshot 2: its ledger cannot be read" in caplog.text
+
+
+LATER = {
+    "a format above ours": {"format": 2},
+    "fields that are not ours": {"shards": [{"piece": 0}]},
+    "a ledger that is not ours": {"ledger": {"means": {"0": {"accuracy": [None, 1.0]}}}},
+}
+
+
+@pytest.mark.parametrize("change", LATER.values(), ids=LATER)
+def test_a_run_of_another_version_is_not_begun_anew(server, tmp_path, change):
+    """It began from nothing, told nobody, and removed the snapshots once it had some of its own."""
+    folder = tmp_path / "storage" / "n" / "j" / "u" / "snapshots"
+    assert server.service.snapshotter.take().number == 1
+    file = folder / "manifest-0000000001.json"
+    whole = json.loads(file.read_text()) | change
+    del whole["sha256"]
+    file.write_bytes(sealed(json.dumps(whole)))
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match=r"0000000001|snapshot 1.* use that version's images") as raised:
+        ParameterServer(config(tmp_path, incarnation=1)).run()
+    assert exit_code(raised.value) == EXIT_USER
+    assert set(before) <= set(folder.rglob("*"))
+
+
+def test_a_damaged_manifest_is_none_of_another_version(server, tmp_path):
+    assert server.service.snapshotter.take().number == 1
+    file = tmp_path / "storage" / "n" / "j" / "u" / "snapshots" / "manifest-0000000001.json"
+    file.write_bytes(file.read_bytes().replace(b'"number":1', b'"numbed":1'))
+    successor = ParameterServer(config(tmp_path, incarnation=1))
+    successor._restore()
+    assert not successor._restored

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +14,14 @@ from pydantic_core import to_json
 from shoal_trainer.contract import Message
 from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec
 
+FORMAT = 1
+"""Of manifests, ledgers and shards' files. Whoever changes one so that an earlier version would misread it adds 1."""
 PIECE = 1000
 """How many elements of a list are made JSON at once: a millisecond or two, in which no other thread runs."""
+
+
+_SEAL = b',"sha256":"%s"}'
+_SEALED = re.compile(rb',"sha256":"([0-9a-f]{64})"}$')
 
 
 class ShardFile(Message):
@@ -51,6 +60,7 @@ class ShardFile(Message):
 class Head(Message):
     """What fences and cleaning need of a manifest: without the ledger, which may be large. `epoch`: that of PS 0."""
 
+    format: int = FORMAT
     number: int
     epoch: int
     shards: tuple[ShardFile, ...]
@@ -78,6 +88,23 @@ class Manifest(Head):
         vectors = [shard.vector for shard in self.shards]
         keys = {key for vector in vectors for key in vector}
         return {key: min(vector.get(key, 0) for vector in vectors) for key in sorted(keys)}
+
+
+def sealed(body: str) -> bytes:
+    """A manifest as it is stored: its last key is the SHA-256 of what is before it, in every version from 1 on."""
+    content = body[:-1].encode()
+    return content + _SEAL % hashlib.sha256(content).hexdigest().encode()
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether this is as somebody wrote it. Versions before 1 wrote no format and no seal."""
+    if (found := _SEALED.search(content)) is not None:
+        return hashlib.sha256(content[: found.start()]).hexdigest().encode() == found[1]
+    try:
+        keys = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(keys, dict) and keys.keys() >= {"number", "epoch", "shards"} and "format" not in keys
 
 
 def _in_pieces(value: Any) -> str:

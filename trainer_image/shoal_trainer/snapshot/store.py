@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from shoal_trainer.errors import Fenced, Outrun, SnapshotError, Unreachable
+from shoal_trainer.errors import Fenced, OtherFormat, Outrun, SnapshotError, Unreachable
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
@@ -35,7 +35,15 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
-from shoal_trainer.snapshot.manifest import Head, Manifest, ShardFile, applied_to_list
+from shoal_trainer.snapshot.manifest import (
+    FORMAT,
+    Head,
+    Manifest,
+    ShardFile,
+    applied_to_list,
+    is_whole,
+    sealed,
+)
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.wire.messages import Applied
 
@@ -191,7 +199,7 @@ class SnapshotStore:
             if newest:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
-            if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
+            if self._storage.create(self._name(manifest.number), sealed(manifest.to_json())):
                 self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
                 self._loaded = None
                 return manifest
@@ -247,10 +255,16 @@ class SnapshotStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def manifests(self) -> Iterator[Manifest]:
-        """The readable manifests, newest first; others are logged and skipped."""
+        """The readable manifests, newest first; damaged ones are logged and skipped.
+
+        `OtherFormat` instead of those that are older than one of another version: nobody may train on from them and
+        remove what was trained since.
+        """
         for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
                 yield self._read(number, Manifest)
+            except OtherFormat:
+                raise
             except SnapshotError as error:
                 self._tell(logging.WARNING, f"{error}: skipped")
 
@@ -419,9 +433,17 @@ class SnapshotStore:
                     raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
                 content = self._storage.read(name)
             self._unread.pop(self._file(number), None)
-            return kind.model_validate_json(content)
+            head = kind.model_validate_json(content)
         except ValueError as error:
-            raise SnapshotError(f"{name} is not a valid manifest: {str(error).splitlines()[0]}") from None
+            why = f"{name} is not a valid manifest: {str(error).splitlines()[0]}"
+            raise (OtherFormat if is_whole(content) else SnapshotError)(why) from None
+        if not is_whole(content):
+            raise SnapshotError(f"{name} is damaged: it does not have the SHA-256 that it says")
+        if head.format > FORMAT:
+            raise OtherFormat(
+                f"{name} has format {head.format}, and this version of Shoal reads up to {FORMAT}"
+            )
+        return head
 
     @classmethod
     def _name(cls, number: int) -> str:

@@ -21,7 +21,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot import claims
 from shoal_trainer.snapshot.claims import Claim, Watch
-from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile, sealed
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import PUBLISH_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
@@ -248,7 +248,7 @@ def test_publish_gives_up_after_a_bounded_number_of_refusals(tmp_path: Path) -> 
     file = part(store, 1, shard)
     storage.freeze()
     for number in range(1, PUBLISH_TRIES + 1):
-        storage.create(f"snapshots/manifest-{number:010d}.json", manifest(number, file).to_json().encode())
+        storage.create(f"snapshots/manifest-{number:010d}.json", sealed(manifest(number, file).to_json()))
     with pytest.raises(Unreachable, match="is taken"):
         store.publish(manifest(1, file))
     assert storage.calls <= PUBLISH_TRIES + 1
