@@ -8,14 +8,11 @@ CapacityPool, and what their template says. It can only read, and it ends by its
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import secrets
 import time
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 MOUNT = "/claim"
-MANIFEST = "manifest.json"
-"""It names the other files, with their length and digest."""
 START_SECONDS = 180.0
 """A node may have to be made, and a volume to be attached."""
 LIFE_SECONDS = 3600
@@ -43,40 +38,35 @@ AS_THE_SERVERS = (
 """What the pod has of their template."""
 
 
-def fetch(uri: str, target: Path, job: Job, api: Api, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Copy the files of a model into a folder, which is created.
+@contextlib.contextmanager
+def reading(
+    where: str, job: Job, api: Api, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Callable[[str], Iterable[bytes]]]:
+    """Reads the files of a model that the job's servers wrote to this path, by their names.
 
     Raises:
         UsageError: the job has no claim: the model went with its pod, or is on a volume of the job's template.
         Refused, Forbidden: the pod may not be created, or nothing may be run in it; with the API server's words.
-        Unavailable: the pod does not start, or what arrived is not what the job exported.
+        Unavailable: the pod does not start, or a file cannot be read.
     """
     storage = job.seen.spec.storage
     claim = storage.volume_claim
     if storage.uri is not None:
         raise UsageError(
-            f"the model lies in {urlsplit(uri).path}, on a volume that the job's template mounts (storage.uri "
-            f"{storage.uri}), which this machine does not have there: copy it from that volume, or mount it here, too"
+            f"the model lies in {where}, on a volume that the job's template mounts (storage.uri {storage.uri}), which "
+            "this machine does not have there: copy it from that volume, or mount it here, too"
         )
     if claim is None:
         raise UsageError(
-            f"the model was in {uri} of a pod without lasting storage (storage: ephemeral), and went with it. Use a "
+            f"the model was in {where} of a pod without lasting storage (storage: ephemeral), and went with it. Use a "
             "volume claim or a bucket."
         )
-    folder = PurePosixPath(MOUNT, uri.partition("/storage/")[2])
+    folder = PurePosixPath(MOUNT, where.partition("/storage/")[2])
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
     pod = f"{pods}/{api.create(pods, manifest(job, claim.name, api))['metadata']['name']}"
     try:
         _wait(pod, api, sleep)
-        written = b"".join(api.run(pod, ["cat", str(folder / MANIFEST)]))
-        exported = json.loads(written)
-        if exported["outcome"]["modelDigest"] != (job.seen.status.output and job.seen.status.output.digest):
-            raise Unavailable(
-                f"{folder}/{MANIFEST} in the claim {claim.name} is of another model than this job's"
-            )
-        for each in exported["files"]:
-            _copy(api, pod, folder, target, each)
-        (target / MANIFEST).write_bytes(written)
+        yield lambda name: api.run(pod, ["cat", str(folder / name)])
     finally:
         api.delete(pod)
 
@@ -172,20 +162,3 @@ def _why(status: Json) -> str:
     ]
     said += [f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in states]
     return "; ".join(each for each in [status.get("message"), *said] if each)
-
-
-def _copy(api: Api, pod: str, folder: PurePosixPath, target: Path, file: Json) -> None:
-    """One file, whose digest is compared. The name is of a file below the folder."""
-    name = PurePosixPath(file["name"])
-    if name.is_absolute() or ".." in name.parts:
-        raise Unavailable(f"the model has a file {name}, which lies outside of it")
-    here = target / name
-    here.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with here.open("wb") as out:
-        for chunk in api.run(pod, ["cat", str(folder / name)]):
-            digest.update(chunk)
-            out.write(chunk)
-    if digest.hexdigest() != file["sha256"]:
-        here.unlink()
-        raise Unavailable(f"{name} did not arrive as the job exported it: try again")

@@ -1,41 +1,123 @@
-"""The exported model: its files from the object store, or from a volume of the cluster."""
+"""The exported model: its files from the object store, or from a volume of the cluster.
+
+Its manifest says which files it has, and their digests: what else lies beside them, of an export that was not the last
+or of a killed server, is not taken, and what does not arrive as it was exported is an error.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import shutil
 import tempfile
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from shoal.client.claim import fetch
+from shoal.client import claim
 from shoal.client.store import reached
-from shoal.errors import UsageError
+from shoal.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
     from shoal.client.api import Api
     from shoal.client.job import Job
+
+Read = Callable[[str], Iterable[bytes]]
+"""The content of a file of the model, by its name there. Raises `ShoalError`."""
+MANIFEST = "manifest.json"
+CHUNK = 4 << 20
 
 
 def download(uri: str, target: Path, job: Job, api: Api) -> Path:
     """Copy the files of a model into a folder, which is created; returns it.
 
     Raises:
-        UsageError: the model went with its pod, or a package for the store is missing.
-        Unavailable: the store does not answer or does not let this user in, or the volume cannot be read.
+        UsageError: the model went with its pod, a package for the store is missing, or the files do not fit here.
+        Refused, Forbidden: the pod that reads a claim may not be created, or nothing may be run in it.
+        Unavailable: the store does not answer or does not let this user in, the volume cannot be read, or what arrived
+            is not what the job exported.
     """
+    output = job.seen.status.output
+    local = urlsplit(uri).scheme in {"", "file"}
+    where = unquote(urlsplit(uri).path) if local else uri
+    reader = claim.reading(where, job, api) if local and not Path(where).is_dir() else _stored(uri, where)
+    with reader as read:
+        copy(read, uri, target, output.digest if output else None)
+    return target
+
+
+def copy(read: Read, uri: str, target: Path, digest: str | None) -> None:
+    """Copy what the manifest of the model in `uri` names. `digest`: of the model, as its job has it.
+
+    Raises:
+        UsageError: the files cannot be written here.
+        Unavailable: it is of another model, or a file did not arrive as the job exported it.
+    """
+    written = b"".join(read(MANIFEST))
+    try:
+        exported = json.loads(written)
+        theirs = exported["outcome"]["modelDigest"]
+        files = [(PurePosixPath(each["name"]), each["sha256"]) for each in exported["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unavailable(f"{uri}/{MANIFEST} is not of a model: {error!r}") from error
+    if theirs != digest:
+        raise Unavailable(f"{uri}/{MANIFEST} is of another model than this job's")
+    for name, sha256 in files:
+        if name.is_absolute() or ".." in name.parts:
+            raise Unavailable(f"the model has a file {name}, which lies outside of it")
+        with _file(target / name) as here:
+            if _write(read(str(name)), here) != sha256:
+                raise Unavailable(
+                    f"{name} did not arrive as the job exported it: try again; if that does not help, it was changed "
+                    f"in {uri}"
+                )
+    with _file(target / MANIFEST) as here:
+        _write([written], here)
+
+
+@contextlib.contextmanager
+def _file(here: Path) -> Iterator[Path]:
+    """A file that is removed if it is not written to its end."""
+    try:
+        yield here
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            here.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UsageError(f"cannot write {here}: {error.strerror or error}") from error
+        raise
+
+
+def _write(chunks: Iterable[bytes], here: Path) -> str:
+    """Write a file; returns its digest."""
+    digest = hashlib.sha256()
+    here.parent.mkdir(parents=True, exist_ok=True)
+    with here.open("wb") as out:
+        for chunk in chunks:
+            digest.update(chunk)
+            out.write(chunk)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _stored(uri: str, where: str) -> Iterator[Read]:
+    """Reads from an object store or a folder."""
     import fsspec
 
-    if urlsplit(uri).scheme in {"", "file"} and not Path(urlsplit(uri).path).is_dir():
-        fetch(uri, target, job, api)
-        return target
     with reached(uri, "read"):
-        filesystem, path = fsspec.core.url_to_fs(uri)
-        if not filesystem.find(path):
-            raise FileNotFoundError("there is no file")
-        target.mkdir(parents=True, exist_ok=True)
-        filesystem.get(path.rstrip("/") + "/", str(target) + "/", recursive=True)
-    return target
+        filesystem, path = fsspec.core.url_to_fs(where)
+
+    def read(name: str) -> Iterator[bytes]:
+        with (
+            reached(f"{uri}/{name}", "read"),
+            filesystem.open(f"{path.rstrip('/')}/{name}", "rb", block_size=CHUNK) as content,
+        ):
+            while chunk := content.read(CHUNK):
+                yield chunk
+
+    yield read
 
 
 def load(uri: str, job: Job, api: Api) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +26,12 @@ ONES = np.ones((2, 4), np.float32)
 def finished(folder: Path) -> Job:
     """A job whose model is there."""
     api, made = FakeApi(), job_manifest()
+    files = [
+        {"name": str(path.relative_to(folder)), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
+    (folder / "manifest.json").write_text(json.dumps({"files": files, "outcome": {"modelDigest": "d"}}))
     made["status"] = {"phase": "Succeeded", "output": {"uri": f"file://{folder}", "digest": "d"}}
     api.objects[Job(api, "digits").path] = made
     return Job(api, "digits")
@@ -90,7 +98,9 @@ def test_the_files_are_there_beside(tmp_path: Path) -> None:
     job = exported(Mine(1), tmp_path / "model")
     there = job.model(tmp_path / "here")
     assert there == tmp_path / "here"
-    assert {each.name for each in there.iterdir()} == {"model.keras", "model.weights.h5", "saved_model"}
+    assert {each.name for each in there.iterdir()} == {
+        *("model.keras", "model.weights.h5", "saved_model", "manifest.json")
+    }
 
 
 def test_what_keras_cannot_load_is_told_with_what_would_help(tmp_path: Path, temporary: Path) -> None:
@@ -108,7 +118,8 @@ def test_a_model_that_keras_could_not_save_is_told(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.weights.h5").write_bytes(b"weights")
     with pytest.raises(
-        UsageError, match=r"saved no model.keras, since Keras could not; .* has model.weights.h5"
+        UsageError,
+        match=r"saved no model.keras, since Keras could not; .* has manifest.json, model.weights.h5",
     ):
         finished(tmp_path / "model").model()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,13 @@ from typing import Any
 import pytest
 
 from shoal.api.labels import JOB
-from shoal.client.claim import fetch, manifest
+from shoal.client.claim import manifest, reading
 from shoal.client.job import Job
-from shoal.client.model_files import download
+from shoal.client.model_files import copy, download
 from shoal.errors import ClusterError, Forbidden, NotFound, Unavailable, UsageError
+from shoal_trainer.contract import Outcome, TerminationMessage
+from shoal_trainer.coordinator.artefacts import Artefacts
+from shoal_trainer.snapshot.storage import open_storage
 from tests.unit.client.fake_api import FakeApi
 from tests.unit.policy.build import job_manifest
 
@@ -25,11 +31,89 @@ def job_with(**spec: Any) -> Job:
     return Job.of(FakeApi(), made)
 
 
-def test_the_files_of_a_model_arrive(tmp_path: Path) -> None:
-    (tmp_path / "model" / "saved_model").mkdir(parents=True)
-    (tmp_path / "model" / "saved_model" / "a.pb").write_text("weights")
-    there = download(f"file://{tmp_path}/model", tmp_path / "here", job_with(), FakeApi())
-    assert (there / "saved_model" / "a.pb").read_text() == "weights"
+def in_a_folder(folder: Path, **files: bytes) -> Job:
+    """A job that exported these files there, with `.` for `__`."""
+    job, artefacts = job_manifest(), Artefacts(open_storage(folder.as_uri(), writer="ps-0"), "u")
+    for name, content in files.items():
+        artefacts.receive((1, 1), "export", name.replace("__", "/"), iter([content]))
+    ended = artefacts.publish_model((1, 1), TerminationMessage(outcome=Outcome.SUCCEEDED))
+    job["status"] = {"output": {"uri": ended.model_uri, "digest": ended.model_digest}}
+    return Job.of(FakeApi(), job)
+
+
+def uri_of(job: Job) -> str:
+    assert job.seen.status.output is not None
+    return job.seen.status.output.uri
+
+
+def arrived(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("folder", ["runs", "my runs", "50%20"])
+def test_what_the_manifest_names_arrives(tmp_path: Path, folder: str) -> None:
+    """Not what an earlier export left there, and what a killed server did."""
+    there = tmp_path / folder
+    (there / "model").mkdir(parents=True)
+    (there / "model" / "model.weights.h5").write_bytes(b"of a worker that was lost")
+    (there / "model" / ".model.keras.ps-0-aaaaaaaa.bbbbbbbb.part").write_bytes(b"of a killed server")
+    job = in_a_folder(there, saved_model__apb=b"graph", model=b"weights")
+    here = download(uri_of(job), tmp_path / "here", job, FakeApi())
+    assert {name: content for name, content in arrived(here).items() if name != "manifest.json"} == {
+        "saved_model/apb": b"graph",
+        "model": b"weights",
+    }
+    assert (here / "manifest.json").read_bytes() == (there / "model" / "manifest.json").read_bytes()
+
+
+def cut(there: Path) -> None:
+    (there / "model").write_bytes(b"weig")
+
+
+def lost(there: Path) -> None:
+    (there / "model").unlink()
+
+
+def torn(there: Path) -> None:
+    (there / "manifest.json").write_bytes(b'{"files": [')
+
+
+def of_another(there: Path) -> None:
+    (there / "manifest.json").write_bytes(b'{"files": [], "outcome": {"modelDigest": "e"}}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (cut, "^model did not arrive as the job exported it"),
+        (lost, "cannot read file://.*/model/model: FileNotFoundError"),
+        (torn, "manifest.json is not of a model"),
+        (of_another, "is of another model than this job's"),
+    ],
+)
+def test_what_is_not_what_the_job_exported_does_not_arrive(
+    tmp_path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    job = in_a_folder(tmp_path / "runs", model=b"weights")
+    spoil(tmp_path / "runs" / "model")
+    with pytest.raises(Unavailable, match=words):
+        download(uri_of(job), tmp_path / "here", job, FakeApi())
+    assert not (tmp_path / "here").exists() or arrived(tmp_path / "here") == {}
+
+
+def test_a_full_disk_here_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opened(path: Path, mode: str = "r", *args: object) -> io.BytesIO:
+        assert (path.name, mode) == ("model", "wb")
+        return Full()
+
+    job = in_a_folder(tmp_path / "runs", model=b"weights")
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(UsageError, match=f"^cannot write {tmp_path}/here/model: No space left on device$"):
+        download(uri_of(job), tmp_path / "here", job, FakeApi())
 
 
 @pytest.mark.parametrize(
@@ -57,12 +141,13 @@ def test_what_cannot_be_read_leaves_no_empty_folder(
 
 def test_a_folder_without_files_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Unavailable, match="there is no file"):
+    with pytest.raises(Unavailable, match=r"manifest\.json: FileNotFoundError"):
         download(f"file://{tmp_path}/empty", tmp_path / "here", job_with(), FakeApi())
     assert not (tmp_path / "here").exists()
 
 
-URI = "file:///var/run/shoal/storage/team/digits/u/model"
+PATH = "/var/run/shoal/storage/team/digits/u/model"
+URI = f"file://{PATH}"
 FOLDER = "/claim/team/digits/u/model"
 
 
@@ -98,7 +183,8 @@ def test_a_model_in_a_claim_arrives_through_a_pod_that_is_deleted(tmp_path: Path
         waits.append(seconds)
         pods.extend(each for each in api.objects.values() if each["kind"] == "Pod")
 
-    fetch(URI, tmp_path / "here", job, api, sleep=sleep)
+    with reading(PATH, job, api, sleep=sleep) as read:
+        copy(read, URI, tmp_path / "here", "d")
     assert (tmp_path / "here" / "model").read_bytes() == b"weights"
     assert (tmp_path / "here" / "saved_model" / "variables").read_bytes() == b"of it"
     assert api.names() == []
@@ -203,8 +289,11 @@ def test_whatever_happens_the_pod_is_deleted(
 ) -> None:
     api, job = in_a_claim(model=b"weights")
     spoil(api)
-    with pytest.raises(Unavailable, match=words):
-        fetch(URI, tmp_path / "here", job, api, sleep=lambda _: None)
+    with (
+        pytest.raises(Unavailable, match=words),
+        reading(PATH, job, api, sleep=lambda _: None) as read,
+    ):
+        copy(read, URI, tmp_path / "here", "d")
     assert api.names() == []
     assert not (tmp_path / "here" / "model").exists()
 
