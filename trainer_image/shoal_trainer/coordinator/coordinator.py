@@ -38,13 +38,14 @@ from shoal_trainer.coordinator.protocol import (
     Leave,
     Next,
     TaskDone,
+    UnsentFiles,
 )
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.speeds import Speeds
 from shoal_trainer.coordinator.stop_target import target_reached
 from shoal_trainer.coordinator.stuck import Stuck
 from shoal_trainer.coordinator.task_queue import Task
-from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.errors import Fenced, Overtaken, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
@@ -181,6 +182,7 @@ class Coordinator:
             task = self.record.tasks.done(request.token, metrics, self.clock(), request.learning_rate)
             if task is None:
                 return None
+            self.record.tasks.stored(request.files, request.left_out)
             if task.kind == "callbacks" and request.stop:
                 self.course.stop("a callback stopped training")
             if task.kind == "evaluate" and (
@@ -189,6 +191,20 @@ class Coordinator:
                 self.course.stop(reached)
             self._advance()
             return task
+
+    def unsent_files(self, request: UnsentFiles) -> None:
+        """Files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
+        with self.lock:
+            tasks, member = self.record.tasks, self._contact(request.worker)
+            if member.left or not tasks.sends_later(request.worker, request.names):
+                raise Overtaken("another worker runs the callbacks now")
+            tasks.stored((), request.left_out)
+
+    def sends_later(self, worker: Worker) -> bool:
+        """Whether this worker may send files of callbacks that are done."""
+        with self.lock:
+            self._contact(worker)
+            return self.record.tasks.sender == worker
 
     def held_task(self, worker: Worker, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token; None if it holds none."""

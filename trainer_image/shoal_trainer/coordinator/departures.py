@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from shoal_trainer.contract import WorkerState
@@ -10,6 +11,8 @@ from shoal_trainer.coordinator.members import Member
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.workers import Workers
+
+log = logging.getLogger(__name__)
 
 
 class Departures:
@@ -52,4 +55,7 @@ class Departures:
         member.state = state
         member.message = reason or member.message
         self._last_pushes.drop(worker)
+        if self._record.tasks.sender == worker:
+            unsent = ", ".join(sorted(self._record.tasks.unsent))
+            log.warning("files of callbacks are lost with worker %d-%d: %s", *worker, unsent)
         self._record.tasks.release(worker)

@@ -20,6 +20,8 @@ from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 FILES = "/v1/files/"
 """Then `<slot>/<incarnation>/<term>/<counter>/<name>`: a file of a task, under the token of the task."""
+LATE = 0
+"""The term of a file of callbacks that are done (`UnsentFiles`): no process has it, and each copy has its counter."""
 CODE = "/v1/code"
 """The archive with the job's code."""
 PURPOSE = "control"
@@ -32,6 +34,8 @@ SHORT_LIST = 64 << 10
 MAX_JOIN = MAX_LIST + MAX_BODY
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
+MAX_FILES = 65536
+MAX_LEFT_OUT = 100
 MOST_SECONDS = 1e9
 MAX_SPANS = 1 << 20
 PROBE_ERROR = 1e-3
@@ -233,6 +237,8 @@ class Assignment(Message):
     history: tuple[dict[str, float], ...] = ()
     learning_rate: float | None = None
     """For callbacks: the job's learning rate, if a callback has set it."""
+    last: bool = False
+    """Of a task: training is over, and waits for nothing."""
     seconds: float = 0.0
     message: str = ""
 
@@ -277,11 +283,24 @@ class TaskDone(Caller):
 
     token: tuple[int, int]
     metrics: dict[str, float | None] = Field(default_factory=dict, max_length=1024)
-    files: tuple[str, ...] = Field(default=(), max_length=65536)
+    files: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
+    left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
+    """The files of callbacks that the storage can never have, and why."""
     stop: bool = False
     message: str = Field(default="", max_length=MAX_TEXT)
     learning_rate: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Of all workers from now on, set by a callback."""
+
+
+class UnsentFiles(Caller):
+    """The files of callbacks that this worker sends when the storage takes them; none once it has them all.
+
+    Said before the task is done, and again before each attempt to send them: the coordinator may be a new one.
+    """
+
+    names: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
+    left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
+    """See `TaskDone`."""
 
 
 class Leave(WithWaste):
@@ -363,6 +382,7 @@ REQUESTS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "file-ended": FileEnded,
     "task-done": TaskDone,
+    "unsent-files": UnsentFiles,
     "leave": Leave,
     "failed": Failed,
     "snapshot": SnapshotShard,

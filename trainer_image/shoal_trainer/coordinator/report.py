@@ -70,7 +70,8 @@ def status(coordinator: Coordinator) -> StatusReport:
             speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
             message=record.stopping
             or coordinator.stuck.message(now)
-            or (coordinator.members.without_work(now) if coordinator.course.trains else ""),
+            or (coordinator.members.without_work(now) if coordinator.course.trains else "")
+            or record.tasks.lacking,
         )
 
 
@@ -99,10 +100,11 @@ def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
     with coordinator.lock:
         report, counted = status(coordinator), ranges(coordinator.record)
         reason = coordinator.record.stopping or "all epochs are complete"
+        said = "; ".join(filter(None, (reason, note, coordinator.record.tasks.lacking)))
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",
-        message=f"{reason}; {note}" if note else reason,
+        message=said,
         step=report.step,
         epoch=report.epoch,
         samples=report.samples,

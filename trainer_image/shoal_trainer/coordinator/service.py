@@ -7,6 +7,7 @@ other shards is told what holds for all (`other_shard`). The output of tasks goe
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
@@ -18,11 +19,11 @@ from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.other_shard import OtherShard
-from shoal_trainer.coordinator.protocol import Diverged, TaskDone
+from shoal_trainer.coordinator.protocol import LATE, Diverged, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.coordinator.task_queue import Task
+from shoal_trainer.coordinator.task_queue import Kind
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials
@@ -111,6 +112,7 @@ class CoordinatorService:
             "heartbeat": self.coordinator.heartbeat,
             "file-ended": self.coordinator.file_ended,
             "task-done": self.task_done,
+            "unsent-files": self.coordinator.unsent_files,
             "leave": self.coordinator.leave,
             "failed": self.coordinator.failed,
             "diverged": self._diverged,
@@ -140,15 +142,20 @@ class CoordinatorService:
     def upload(
         self, slot: int, incarnation: int, token: tuple[int, int], name: str, chunks: Iterator[bytes]
     ) -> None:
-        """Write one file of a task, as long as this worker holds it."""
+        """Write one file of a task, as long as this worker holds it, or may send it later."""
+        worker = slot, incarnation
 
-        def check() -> Task:
-            if (task := self.coordinator.held_task((slot, incarnation), token)) is None:
+        def check() -> Kind:
+            if token[0] == LATE and self.coordinator.sends_later(worker):
+                kind: Kind = "callbacks"
+            elif (task := self.coordinator.held_task(worker, token)) is not None:
+                kind = task.kind
+            else:
                 raise Overtaken("this worker does not hold this task")
-            self._check_not_replaced(exports=task.kind == "export")
-            return task
+            self._check_not_replaced(exports=kind == "export")
+            return kind
 
-        self.artefacts.receive(token, check().kind, name, chunks, check)
+        self.artefacts.receive(token, check(), name, chunks, check)
 
     @contextlib.contextmanager
     def download(
@@ -158,6 +165,9 @@ class CoordinatorService:
         task = self.coordinator.held_task((slot, incarnation), token)
         if task is None or task.kind != "export":
             raise Overtaken("this worker does not hold the export")
+        if name in self.coordinator.record.tasks.lost:  # that of an earlier epoch may be there
+            yield 0, io.BytesIO()
+            return
         with self.artefacts.open(name) as found:
             yield found
 

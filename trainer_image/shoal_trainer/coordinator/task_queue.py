@@ -4,17 +4,24 @@ A task is leased to one worker, and reassigned if that worker is lost. Tasks run
 their epoch, and the export is last. The worker that evaluated an epoch also runs its callbacks, because it has the
 parameters that were evaluated: a checkpoint of the best epoch contains these. It does so in the next epochs, too, while
 it is there: it has made the callbacks, and what they know of the epochs before.
+
+A storage that takes no files would hold up the callbacks, and training with them. So callbacks are done once their
+result is known: their worker sends the files later. Until then all tasks are its own, so that it replaces no file of
+another worker by an older one, and the export waits. If it is lost, so are these files, which is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from shoal_trainer.ps.contents import Worker
 
 Kind = Literal["evaluate", "callbacks", "export"]
+NAMED = 3
+"""Of the files that are missing, so many are named."""
 RESERVED_SECONDS = 30.0
 """How long a task waits for the worker that it is meant for: it may have lost its connection to a parameter server."""
 
@@ -44,6 +51,13 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     caller: Worker | None = None
     """The worker that ran the last callbacks, until it is lost."""
+    sender: Worker | None = None
+    """The worker that has the `unsent` files of callbacks that are done, until it has sent them or is lost."""
+    unsent: frozenset[str] = frozenset()
+    lost: set[str] = field(default_factory=set)
+    """Files that were lost with such a worker, and were not stored since."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files that the storage can never have, and why."""
     reserved_until: float = 0.0
     """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
@@ -110,8 +124,10 @@ class Tasks:
         if not self.queue:
             return None
         first = self.queue[0]
-        if first.holder is not None or now >= self.reserved_until:
-            return first.holder
+        if first.holder is not None or self.sender is not None:
+            return first.holder or self.sender
+        if now >= self.reserved_until:
+            return None
         match first.kind:
             case "evaluate":
                 return self.caller
@@ -125,6 +141,8 @@ class Tasks:
         if not self.queue or self.awaited(now) not in {None, worker} or self.queue[0].holder is not None:
             return None
         task = self.queue[0]
+        if task.kind == "export" and self.sender is not None:
+            return None
         task.holder, task.token = worker, token
         return task
 
@@ -155,6 +173,37 @@ class Tasks:
         self.exported = self.exported or task.kind == "export"
         return task
 
+    def sends_later(self, worker: Worker, names: Iterable[str]) -> bool:
+        """This worker has yet to send these files of callbacks, none: it has sent all. False if others follow it."""
+        unsent = frozenset(names)
+        first = self.queue[0] if self.queue else None
+        holder = first.holder if first is not None and first.kind != "evaluate" else None
+        if not {self.sender, holder or self.caller} <= {None, worker}:
+            self.lost |= unsent - self.unsent
+            return False
+        self.sender, self.unsent = worker if unsent else None, unsent
+        self.lost -= unsent
+        return True
+
+    def stored(self, names: Iterable[str], left_out: Mapping[str, str]) -> None:
+        """These files are in the storage, and those are not, because it can never have them."""
+        for name in names:
+            self.lost.discard(name)
+            self.left_out.pop(name, None)
+        self.left_out.update(left_out)
+
+    @property
+    def lacking(self) -> str:
+        """Which files of callbacks the storage lacks, in words; "" if none is known."""
+        said = [f"{name} is left out: {why}" for name, why in islice(self.left_out.items(), NAMED)]
+        if self.lost:
+            more = f" and {len(self.lost) - NAMED} more" if len(self.lost) > NAMED else ""
+            names = ", ".join(sorted(self.lost)[:NAMED])
+            said.append(
+                f"{names}{more} went with the worker that had written them, before the storage took them"
+            )
+        return "; ".join(said)
+
     def _add(self, epoch: int, logs: dict[str, float]) -> None:
         self._complete = None
         while len(self.history) <= epoch:
@@ -164,6 +213,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
+        self.lost, self.left_out = set(), {}  # of the other run's folder
         self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
@@ -175,7 +225,10 @@ class Tasks:
         return self.exported or any(task.kind == "export" for task in self.queue)
 
     def release(self, worker: Worker) -> None:
-        """Release the tasks of this worker."""
+        """Release the tasks of this worker. The files that it has yet to send are lost."""
+        if self.sender == worker:
+            self.lost |= self.unsent
+            self.sender, self.unsent = None, frozenset()
         if self.evaluator == worker:
             self.evaluator = None
         if self.caller == worker:
@@ -191,6 +244,8 @@ class Tasks:
             "history": list(self.history),
             "evaluated": self.evaluated,
             "learningRate": self.learning_rate,
+            "lost": sorted(self.lost),
+            "leftOut": dict(self.left_out),
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -200,5 +255,8 @@ class Tasks:
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])
-        rate = saved.get("learningRate")  # a snapshot of an earlier version has none
+        # A snapshot of an earlier version has none of these. What is known of files is as true after a rollback.
+        self.lost |= {str(name) for name in saved.get("lost", ())} - self.unsent
+        self.left_out |= {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
+        rate = saved.get("learningRate")
         self.learning_rate = None if rate is None else float(rate)

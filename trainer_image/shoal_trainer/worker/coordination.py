@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import (
+    MAX_LEFT_OUT,
     MAX_LIST,
     MAX_TEXT,
     UNKNOWN,
@@ -28,13 +29,22 @@ from shoal_trainer.coordinator.protocol import (
     Lease,
     Leave,
     TaskDone,
+    UnsentFiles,
 )
-from shoal_trainer.errors import TrainerError, Unreachable, UserError
+from shoal_trainer.errors import (
+    BadName,
+    ProtocolError,
+    TrainerError,
+    Unauthorized,
+    Unreachable,
+    UserError,
+)
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
 from shoal_trainer.worker.beside import Beside
+from shoal_trainer.worker.late_files import LateFiles
 from shoal_trainer.worker.work import (
     About,
     DataWork,
@@ -80,7 +90,10 @@ class ControlPlane:
         self._since: dict[About, float] = {}
         """Since when there is a message about something, which may have changed meanwhile."""
         self._uploaded: dict[str, tuple[int, int]] = {}
-        """Size and modification time (ns) of each uploaded file."""
+        """Size and modification time (ns) of each file that is uploaded, or will be by `_late`."""
+        self._left_out: dict[str, str] = {}
+        """The files of callbacks that the storage can never have, and why."""
+        self._late = LateFiles(self)
         self._joined = threading.Event()
         self._finished = False
         self._learning_rate: float | None = None
@@ -95,6 +108,7 @@ class ControlPlane:
     def start(self) -> None:
         """Begin to join and to send heartbeats."""
         self._thread.start()
+        self._late.start()
 
     def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
         """Join, or join again with the leases of this worker."""
@@ -161,33 +175,85 @@ class ControlPlane:
     ) -> None:
         """Upload the new and changed files, then send the result.
 
-        An export uploads all files, because the model's manifest lists only files with the task's token.
+        An export uploads all files, because the model's manifest lists only files with the task's token. Files of
+        callbacks that the storage does not take now follow later, unless training has ended or `stop`s now.
         """
-        sent = []
-        for name, path in files.items():
-            found = path.stat()  # before the upload, so that a later write is uploaded with the next task
-            state = found.st_size, found.st_mtime_ns
-            if work.kind == "export" or self._uploaded.get(name) != state:
-                self._client.upload(work.token, name, path)
-                sent.append(name)
-                self._uploaded[name] = state
+        waits = work.kind != "callbacks" or work.last or stop
         done = TaskDone(
             **self._client.identity,
             token=work.token,
             metrics=dict(metrics),
-            files=tuple(sent),
+            files=self._upload(work, files, waits=waits),
+            left_out=dict(self._left_out),
             stop=stop,
             message=message[:MAX_TEXT],
             learning_rate=learning_rate,
         )
         self._client.send(done)
 
+    def _upload(self, work: TaskWork, files: Mapping[str, Path], *, waits: bool) -> tuple[str, ...]:
+        """Upload what is new or has changed; returns what arrived. `waits`: until all of it has."""
+        changed, sent = dict[str, tuple[int, int]](), list[str]()
+        for name, path in files.items():
+            found = path.stat()  # before the upload, so that a later write is uploaded with the next task
+            state = found.st_size, found.st_mtime_ns
+            if work.kind == "export" or self._uploaded.get(name) != state:
+                changed[name] = state
+        trouble = self._late.trouble
+        if trouble is not None and waits:
+            raise trouble
+        for name, state in list(changed.items()):
+            if trouble is not None:
+                break
+            try:
+                if self.uploaded(work.token, name, files[name], leaves_out=work.kind != "export"):
+                    sent.append(name)
+            except Unreachable as error:
+                if waits:
+                    raise
+                trouble = error
+            else:
+                self._uploaded[name] = state
+                del changed[name]
+        if trouble is not None and changed:
+            self._late.add({name: files[name] for name in changed}, trouble)
+            self._uploaded |= changed
+        return tuple(sent)
+
+    def uploaded(self, token: Token, name: str, path: Path, *, leaves_out: bool = True) -> bool:
+        """Upload a file; False if it is left out, since the storage can never have it."""
+        try:
+            self._client.upload(token, name, path)
+        except Unauthorized:  # a ProtocolError, but not the fault of the name
+            raise
+        except (BadName, ProtocolError) as error:
+            if not leaves_out:
+                raise
+            if name not in self._left_out:
+                log.warning("%s is left out: %s", name, error)
+            if len(self._left_out) < MAX_LEFT_OUT:
+                self._left_out[name] = str(error)[:MAX_TEXT]
+            return False
+        self._left_out.pop(name, None)
+        return True
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Say which files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
+        said = UnsentFiles(**self._client.identity, names=tuple(sorted(names)), left_out=dict(self._left_out))
+        self._client.send(said)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These files were not sent: the next callbacks of this worker upload them again."""
+        for name in names:
+            self._uploaded.pop(name, None)
+
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Get a file of an earlier task, for an export; False if there is none."""
         return self._client.download(work.token, name, path)
 
     def leave(self, wasted: Wasted) -> None:
-        """Leave the job."""
+        """Leave the job. Files of callbacks that the storage has not taken are lost."""
+        self._late.stop()
         counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
         self._client.send(Leave(**self._client.identity, **counts))
 
@@ -198,6 +264,7 @@ class ControlPlane:
     def close(self) -> None:
         """Stop the heartbeats."""
         self._stop.set()
+        self._late.close()
         self._client.close()
 
     def _message_text(self) -> str:
@@ -295,7 +362,12 @@ def _work(assignment: Assignment, generation: int) -> Work:
         return DataWork(lease.token, *positions, generation)
     if assignment.kind == "task" and assignment.task is not None:
         return TaskWork(
-            assignment.token, assignment.task, assignment.epoch, assignment.history, assignment.learning_rate
+            assignment.token,
+            assignment.task,
+            assignment.epoch,
+            assignment.history,
+            assignment.learning_rate,
+            assignment.last,
         )
     if assignment.kind == "finished":
         return Finished(assignment.message)

@@ -200,9 +200,9 @@ class Hooks:
         return names | history[-1]
 
     def _delete_checkpoints(self) -> None:
-        """Delete the models that ModelCheckpoint wrote in earlier epochs: they are stored, and would fill the disk.
+        """Delete the models that ModelCheckpoint wrote in earlier epochs: they would fill the disk.
 
-        Callbacks of the user may read them.
+        They are stored, or copies of them are on the way. Callbacks of the user may read them.
         """
         if all(type(callback).__module__.startswith("keras.") for callback in self._callbacks):
             for _, path in self.files():

@@ -49,6 +49,8 @@ class TaskWork:
     epoch: int = 0
     history: tuple[dict[str, float], ...] = ()
     learning_rate: float | None = None
+    last: bool = False
+    """Training is over, so nothing waits for this task but the end of the job."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class About(Enum):
     OUTAGE = "an unreachable parameter server"
     WORK = "data or a task"
     STEP = "a training step"
+    FILES = "files of callbacks that the storage has yet to take"
 
 
 JOINED = "joined"

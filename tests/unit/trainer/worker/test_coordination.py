@@ -9,8 +9,8 @@ import pytest
 from shoal_trainer import Files, UserError
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
-from shoal_trainer.coordinator.protocol import MAX_TEXT, Alive, Assignment, Joined
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.coordinator.protocol import MAX_TEXT, Alive, Assignment, Joined, UnsentFiles
+from shoal_trainer.errors import Fenced, ProtocolError, Unreachable
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.worker import coordination
@@ -56,6 +56,8 @@ class Client:
         self._answer()
 
     def send(self, request):
+        if isinstance(request, UnsentFiles):
+            raise ProtocolError("of a version that does not know it")
         self.artefacts.check(request.token, request.files)
         self._answer()
 
