@@ -4,8 +4,9 @@ If the object changed meanwhile it is a 409, and the next plan counts from the s
 the cache, so that the watch's own event about it is not news. A status with a second writer is applied (server-side
 apply) by that one, each with fields of its own.
 
-What a server does not keep, as fields that its CRD, of an older version, has not, would differ from each plan: it is
-known as it was sent (`known`), so that it is not written again and again.
+What a server does not keep, as fields that its CRD, of an older version, has not, would differ from each plan, and be
+forgotten by it: it is known as it was sent (`known`), so that it is not written again and again. The next process does
+not know it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def object_path(about: Resource) -> str:
 
 
 class StatusWriter(Generic[R]):
-    """Writes statuses of one kind. `on_result` is told the result of each write: written, or the HTTP status.
+    """Writes statuses of one kind. `on_result` is told the result of each write: written, cut, or the HTTP status.
+
+    Cut: the API server does not keep all of it.
 
     `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted, or was not there, again
     (twice, and where that did not help, after twice as many times each time).
@@ -69,13 +72,25 @@ class StatusWriter(Generic[R]):
         return not self._cache.is_unread(about.metadata.uid)
 
     def known(self, about: R) -> Any:
-        """The status of an object; as it was sent, where what is stored is what the server kept of that.
+        """The status of an object; each field as it was sent, where what is stored is what the server kept of that.
 
-        What is planned is compared with it.
+        What is planned is compared with it. Others may have written other fields meanwhile.
         """
         stored: Any = getattr(about, "status", None)
-        sent, kept = self._cut.get(about.metadata.uid, (stored, None))
-        return sent if stored == kept else stored
+        if about.metadata.uid not in self._cut:
+            return stored
+        sent, kept = self._cut[about.metadata.uid]
+        if stored == kept:
+            return sent
+        as_sent = {name: mine for name, mine in sent if getattr(stored, name) == getattr(kept, name)}
+        return stored.model_copy(update=as_sent)
+
+    def as_known(self, about: R) -> R:
+        """An object with the status that is known of it."""
+        known = self.known(about)
+        return (
+            about if known is getattr(about, "status", None) else about.model_copy(update={"status": known})
+        )
 
     def forget(self, uid: str) -> None:
         """Drop what is known of an object that is gone."""
@@ -109,17 +124,16 @@ class StatusWriter(Generic[R]):
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         path = f"{object_path(about)}/status"
-        stored = self._stored(about, await self._transport.request("PUT", path, body=body, urgent=urgent))
-        if stored is not None:
-            self._compare(status, stored)
-        return stored
+        return self._stored(
+            about, await self._transport.request("PUT", path, body=body, urgent=urgent), status
+        )
 
-    def _compare(self, sent: BaseModel, stored: R) -> None:
-        """Remember what was sent if the server does not keep all of it."""
+    def _is_cut(self, sent: BaseModel, stored: R) -> bool:
+        """Whether the server does not keep all of a status; what was sent is remembered then."""
         kept: Any = getattr(stored, "status", None)
         if kept == sent:
             self._cut.pop(stored.metadata.uid, None)
-            return
+            return False
         self._cut[stored.metadata.uid] = sent, kept
         if not self._told_of_cuts:
             self._told_of_cuts = True
@@ -130,6 +144,7 @@ class StatusWriter(Generic[R]):
                 stored.kind,
                 ", ".join(_changed(whole, rest)),
             )
+        return True
 
     async def apply(self, about: R, fields: Mapping[str, Any], manager: str) -> R | None:
         """Apply only some fields of the status (server-side), those of one writer of several; else as `write`.
@@ -159,16 +174,17 @@ class StatusWriter(Generic[R]):
         )
         return self._stored(about, answer)
 
-    def _stored(self, about: R, answer: Answer) -> R | None:
+    def _stored(self, about: R, answer: Answer, sent: BaseModel | None = None) -> R | None:
         meta = about.metadata
-        self._on_result("written" if answer.ok else str(answer.status))
         times = self._conflicts(meta) if answer.status in {404, 409} else 0
         if not times:
             self._conflicting.pop(meta.uid, None)
         if answer.ok:
             stored = self._model.model_validate_json(answer.body, extra="ignore")
             self._cache.put(stored, ours=True)
+            self._on_result("cut" if sent is not None and self._is_cut(sent, stored) else "written")
             return stored
+        self._on_result(str(answer.status))
         # A 404 is no proof that the object is gone, which its watch, or a list, says: so answer a CRD that has lost
         # its subresource, and a server that does not know the CRD yet.
         if answer.status == 409 or times == 1:

@@ -98,9 +98,9 @@ async def test_what_the_server_does_not_keep_is_known_as_it_was_sent_and_told_on
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An older CRD has not the newest fields of a status: whoever compares with what is stored would write for ever."""
-    server = Server()
+    server, results = Server(), list[str]()
     cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
-    writer = StatusWriter(server, cache, TrainingJob)
+    writer = StatusWriter(server, cache, TrainingJob, on_result=results.append)
     job = at("7")
     sent = job.status.model_copy(
         update={"images": JobImages(ps="ps:1", worker="w:1", node_selector={"a": "b"})}
@@ -119,7 +119,12 @@ async def test_what_the_server_does_not_keep_is_known_as_it_was_sent_and_told_on
     assert pruned.status == kept
     assert writer.known(pruned) == sent
     other = pruned.model_copy(update={"status": kept.model_copy(update={"reason": "Edited"})})
-    assert writer.known(other) is other.status
+    assert writer.known(other) == sent.model_copy(update={"reason": "Edited"}), (
+        "what another wrote is seen beside it"
+    )
+    swapped = kept.model_copy(update={"images": JobImages(ps="ps:2", worker="w:1")})
+    other = pruned.model_copy(update={"status": swapped})
+    assert writer.known(other) == swapped
     again = await write(other, kept)
     assert writer.known(again) == sent
     [said] = [each.getMessage() for each in caplog.records]
@@ -133,3 +138,4 @@ async def test_what_the_server_does_not_keep_is_known_as_it_was_sent_and_told_on
     whole = await write(again, sent)
     assert writer.known(again) is again.status, "a newer CRD keeps it"
     assert writer.known(whole) is whole.status
+    assert results == ["cut", "cut", "cut", "written"]

@@ -71,8 +71,9 @@ class PoolReconciler:
         if pool is None or pool.metadata.deletion_timestamp:
             return None
         self._rest(key, REST_SECONDS)
+        pool = self._writer.as_known(pool)
         status = measure(self._observe(pool))
-        if status != self._writer.known(pool):
+        if status != pool.status:
             events = _events(pool, status)
             stored = await self._writer.write(pool, status)
             if stored is None:

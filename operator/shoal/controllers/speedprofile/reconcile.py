@@ -216,9 +216,13 @@ class Learner:
     def known(self, key: Key) -> Known:
         """What is known of a model now. Cheap."""
         namespace, name = key
-        profile = self._state.profiles.get(name, namespace)
-        made = profile or SpeedProfile(metadata=ObjectMeta(namespace=namespace, name=name))
-        return Known(made, dict(self._heard.get(key, {})), self._wall(), self._on_fault)
+        stored = self._state.profiles.get(name, namespace)
+        profile = (
+            SpeedProfile(metadata=ObjectMeta(namespace=namespace, name=name))
+            if stored is None
+            else self._writer.as_known(stored)
+        )
+        return Known(profile, dict(self._heard.get(key, {})), self._wall(), self._on_fault)
 
     @property
     def keys(self) -> list[Key]:
@@ -243,12 +247,11 @@ class Learner:
         if is_forgotten(profile, known.now) and self._is_idle(profile, self._annotated(namespace)):
             return None if await self._delete(profile, "its measurements are too old") else DAY_SECONDS
         ended = {uid: each for uid, each in known.heard.items() if not self._runs(uid)}
-        status = profile.status
+        before = status = known.profile.status
         if known.heard:
             merged = await asyncio.to_thread(known.merged)
             status = self._summed_up(status, merged.status, known.heard)
         conditions, generation = self._conditions(key, profile), profile.metadata.generation
-        before: SpeedProfileStatus = self._writer.known(profile)
         judged = (conditions, generation) != (before.conditions, before.observed_generation)
         status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
         now = loop_time()

@@ -15,6 +15,7 @@ from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import RoleName
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer
 from shoal.controllers.capacitypool.reconcile import EVERY_SECONDS, REST_SECONDS, PoolReconciler
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of
 from shoal.runtime.controller import Controller
@@ -27,6 +28,7 @@ from tests.unit.policy import build
 from tests.virtual.loop import now
 
 GATED, LET_GO = "SchedulingGated", "Unschedulable"
+POOL_PATH = f"{collection_path(CapacityPool, '')}/spot"
 QUEUED = {"schedulingPolicy": {"queue": "team"}}
 
 
@@ -230,9 +232,10 @@ class Fleet:
             keys=lambda: [key_of(pool) for pool in state.pools.all()],
             metrics=Metrics(),
         )
-        spec = {"nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool"}, "limits": {"nodes": 100}}
+        selector = {"cloud.google.com/gke-nodepool": "spot-pool"}
+        spec = {"nodeSelector": selector, "limits": {"nodes": 100}, "price": {"perHour": 1}}
         body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
-        made = self.cluster.add(f"{collection_path(CapacityPool, '')}/spot", body)
+        made = self.cluster.add(POOL_PATH, body)
         state.pools.put(CapacityPool.model_validate(made))
         self.plan(0)
         self.pools.lead()
@@ -256,11 +259,16 @@ class Fleet:
         self.state.jobs.put(TrainingJob.model_validate(manifest))
 
     @property
-    def recommended(self) -> int:
-        """What its status says."""
+    def status(self) -> CapacityPoolStatus:
+        """Of the pool."""
         pool = self.state.pools.get("spot")
         assert pool is not None
-        return pool.status.recommended.nodes
+        return pool.status
+
+    @property
+    def recommended(self) -> int:
+        """What its status says."""
+        return self.status.recommended.nodes
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -287,9 +295,7 @@ async def test_pool_follows_its_jobs_and_nodes_within_seconds() -> None:
         assert fleet.recommended == 5
         fleet.state.nodes.put(build.node("spot-0"))
         await asyncio.sleep(REST_SECONDS)
-        seen = fleet.state.pools.get("spot")
-        assert seen is not None
-        assert seen.status.nodes == 1
+        assert fleet.status.nodes == 1
 
 
 @pytest.mark.looptime
@@ -306,6 +312,54 @@ async def test_pool_is_looked_at_seldom_though_much_changes() -> None:
             fleet.plan(89, training={"step": number})
             await asyncio.sleep(0.1)
         assert len(fleet.looks) <= 30 / EVERY_SECONDS + 1, "nothing of it is the pool's"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("older", [False, True])
+async def test_a_pool_that_shares_nodes_stays_told_beside_a_crd_that_does_not_keep_whose(
+    older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ready again once its nodes had gone, got nodes, and was told again: used and given up in turns."""
+    fleet = Fleet()
+    put = fleet.cluster._put
+
+    def prune(path: str, body: dict[str, Any]) -> Answer:
+        kept = {name: value for name, value in body["status"].items() if name != "overlaps" or not older}
+        return put(path, {**body, "status": kept})
+
+    monkeypatch.setattr(fleet.cluster, "_put", prune)
+    meta = {
+        "name": "first",
+        "uid": "first",
+        "resourceVersion": "1",
+        "creationTimestamp": "2020-01-01T00:00:00Z",
+    }
+    selector = {"kubernetes.io/arch": "amd64"}
+    spec = {"nodeSelector": selector, "limits": {"nodes": 9}, "price": {"perHour": 1}}
+    fleet.state.pools.put(CapacityPool.model_validate({"metadata": meta, "spec": spec}))
+    ready = list[tuple[str, str]]()
+    async with fleet.working():
+        for uid in ("1", "2"):
+            node = build.node_manifest("spot-0", uid=uid)
+            node["metadata"]["labels"] |= selector
+            fleet.state.nodes.put(Node.model_validate(node))
+            await asyncio.sleep(EVERY_SECONDS)
+            ready.append(_ready(fleet.status))
+            scaling = {"subject": {}, "originalNodes": 1, "nodes": int(uid)}
+            seen = fleet.cluster.change(
+                POOL_PATH, status={**fleet.cluster.objects[POOL_PATH]["status"], "scaling": scaling}
+            )
+            fleet.state.pools.put(CapacityPool.model_validate(seen))  # as shoal-pools writes it
+            fleet.state.nodes.drop(uid)
+            await asyncio.sleep(EVERY_SECONDS)
+            ready.append(_ready(fleet.status))
+    assert set(ready) == {("False", "Overlaps")}
+    assert (fleet.status.overlaps is None) == older
+
+
+def _ready(status: CapacityPoolStatus) -> tuple[str, str]:
+    """Whether it can be used, and why not."""
+    return next((each.status, each.reason) for each in status.conditions if each.type == "Ready")
 
 
 def _told(status: CapacityPoolStatus) -> tuple[int, str]:
