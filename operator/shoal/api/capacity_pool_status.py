@@ -231,8 +231,8 @@ class CapacityPoolStatus(Status):
     """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
     """What is in `sums` of each job that runs, or ran in the last hour."""
-    sums: UsageSums = UsageSums()
-    """The measurements."""
+    sums: UsageSums | None = None
+    """The measurements. Unset: those of `counted`."""
     retired_until: AwareDatetime | None = None
     """What a job used that ended before, and has given everything back, is in `sums`, though the job exists."""
     conditions: tuple[Condition, ...] = Field(

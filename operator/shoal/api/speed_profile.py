@@ -241,7 +241,7 @@ class SpeedProfileStatus(Status):
     server_load: tuple[ServerLoad, ...] = Field(default=(), max_length=16)
     """Measured cost of an update on the parameter servers."""
     beside: BesideSteps | None = None
-    """As `besideSteps`, of epochs of any length: from an earlier version, until an epoch is measured anew."""
+    """That of `besideSteps` with most samples: what an earlier version, which knows no lengths, wrote and reads."""
     beside_steps: tuple[BesideSteps, ...] = Field(default=(), max_length=MOST_LENGTHS)
     """Measured time beside training steps, by the length of the epochs."""
     sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)

@@ -42,7 +42,8 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
 def _least(pool: CapacityPool) -> int | None:
     if (least := pool.spec.scaling.min_nodes) is not None:
         return least
-    return 0 if pool.status.used or float(pool.status.sums.node_seconds) > 0 else None
+    sums = pool.status.sums
+    return 0 if pool.status.used or (sums is not None and float(sums.node_seconds) > 0) else None
 
 
 def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:

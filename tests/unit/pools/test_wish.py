@@ -9,6 +9,7 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import UsageSums
 from shoal.pools.subject import subject_of
 from shoal.pools.wish import wish_of
 
@@ -102,7 +103,7 @@ def test_the_least_is_what_the_pool_says_or_what_was_found_until_a_job_has_used_
     scaling: dict[str, Any], used: int, node_seconds: str, least: int | None
 ) -> None:
     of = pool(0, **scaling)
-    sums = of.status.sums.model_copy(update={"node_seconds": node_seconds})
+    sums = UsageSums(node_seconds=node_seconds)
     of = of.model_copy(update={"status": of.status.model_copy(update={"used": used, "sums": sums})})
     subject = subject_of(of.spec.scaling)
     assert subject is not None

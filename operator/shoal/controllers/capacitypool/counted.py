@@ -57,7 +57,13 @@ class Sums:
 
 
 def sums_of(status: CapacityPoolStatus) -> Sums:
-    """The sums of a status; 0 for what is no number, since anyone may have edited it."""
+    """The sums of a status; 0 for what is no number, since anyone may have edited it.
+
+    One without any is of a version that added up the parts of jobs, or of a CRD that keeps none: they begin with these.
+    """
+    if status.sums is None:
+        parts = [_values(each) for each in status.counted]
+        return Sums(**{name: float(sum(of)) for name, *of in zip(_COUNTS, *parts, strict=True)})
     return Sums(**{name: max(0.0, decimal(getattr(status.sums, name))) for name in _COUNTS})
 
 

@@ -88,8 +88,8 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
         beside, merged, news = _passed(_of_lengths(status), length, passed, now), report.beside, True
     if merged.epochs:
         counts[_BESIDE] = " ".join(f"{each:.10g}" for each in _amounts(merged))
-    if model is not None and beside:
-        most = max(beside, key=lambda each: _trained(each, now))
+    most = max(beside, key=lambda each: _trained(each, now), default=status.beside)
+    if model is not None and beside and most is not None:
         model = model.model_copy(
             update={"samples_per_epoch": most.samples_per_epoch or model.samples_per_epoch}
         )
@@ -105,7 +105,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "rows": tuple(sorted(kept, key=_key)),
             "row_count": len(kept),
             "devices": ", ".join(sorted({row.device for row in kept})),
-            "beside": None if beside else status.beside,
+            "beside": most,
             "beside_steps": beside,
             "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
             "sources": (*others, ours),
@@ -262,9 +262,10 @@ def _loaded(
 
 def _of_lengths(status: SpeedProfileStatus) -> tuple[BesideSteps, ...]:
     """What passes beside steps by the length of epochs; all that an earlier version wrote is of the one it knew."""
+    if status.beside_steps or status.beside is None:
+        return status.beside_steps
     length = (status.model.samples_per_epoch if status.model else None) or 0
-    old = [] if status.beside is None else [status.beside.model_copy(update={"samples_per_epoch": length})]
-    return (*status.beside_steps, *old)
+    return (status.beside.model_copy(update={"samples_per_epoch": length}),)
 
 
 def _trained(of_length: BesideSteps, now: datetime) -> float:

@@ -129,8 +129,9 @@ def test_sums_are_numbers_however_large_they_grow() -> None:
     most = 2**63 - 1
     used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
     status = measure(seen(pool(), job("one", used), job("two", used)))
-    assert float(status.sums.start_seconds_squared) == pytest.approx(2 * most)
-    edited = status.model_copy(update={"sums": status.sums.model_copy(update={"starts": "many"})})
+    assert counted.sums_of(status).start_seconds_squared == pytest.approx(2 * most)
+    sums = counted.sums_of(status).text().model_copy(update={"starts": "many"})
+    edited = status.model_copy(update={"sums": sums})
     assert measure(seen(pool(edited), job("one", used))).startup.seen == 0
 
 
@@ -586,6 +587,23 @@ def test_transition_time_is_kept_while_a_condition_holds() -> None:
     assert again.conditions == first.conditions
 
 
+def test_a_pool_begins_with_what_a_version_without_sums_counted_of_jobs_that_exist() -> None:
+    """At the upgrade its life was forgotten: 0 interruptions per hour, and no start was ever seen."""
+    part = {"nodeSeconds": 36_000, "interruptions": 5, "starts": 3, "startSeconds": 300}
+    before = CapacityPoolStatus.model_validate({"counted": [{"uid": "one", **part}, {"uid": "gone", **part}]})
+    running = job("one", usage(**{**part, "nodeSeconds": 43_200}))
+    first = measure(seen(pool(before), running))
+    again = measure(seen(pool(first), running))
+    for status in (first, again):
+        assert (status.interruptions.seen, status.interruptions.node_hours) == (10, "22")
+        assert (status.startup.seconds, status.startup.seen) == (100, 6)
+    older = named("spot", YOUNG, {"pool": "spot"})
+    kept = measure(seen(older, running.model_copy(update={"metadata": named("one", OLD, {}).metadata})))
+    read_back = CapacityPoolStatus.model_validate_json(kept.model_dump_json(by_alias=True))
+    later = measure(seen(older.model_copy(update={"status": read_back}), running))
+    assert later.interruptions.seen == 0, "of an earlier pool of this name"
+
+
 def test_problem_of_the_description_is_a_condition() -> None:
     assert condition(measure(seen(pool())), "Ready") == ("True", "Valid")
     assert condition(measure(seen(pool(), overlaps=OTHER)), "Ready") == ("False", "Overlaps")
@@ -866,7 +884,7 @@ def test_a_pool_made_anew_under_its_name_has_nothing_of_the_life_of_the_old_one(
     jobs = made(more, "2026-01-01T10:00:00Z"), begins
     later = measure(seen(anew.model_copy(update={"status": status}), *jobs, nodes=[node()]))
     assert (later.interruptions.seen, later.startup.seen) == (1, 1)
-    assert float(later.sums.node_seconds) == 3660
+    assert counted.sums_of(later).node_seconds == 3660
 
 
 @pytest.mark.parametrize(
@@ -885,7 +903,7 @@ def test_a_leader_whose_clock_was_ahead_leaves_a_pool_as_it_was_and_is_counted_o
         status = look(status, NOW + timedelta(minutes=minutes))
     assert status.stock.counted_until == NOW + timedelta(minutes=116)
     assert (status.interruptions.seen, status.startup.seen) == (50, 20)
-    assert float(status.sums.node_seconds) == pytest.approx(3_600_000, rel=0.01)
+    assert counted.sums_of(status).node_seconds == pytest.approx(3_600_000, rel=0.01)
     assert 6000 < float(status.stock.watched_seconds) <= 7200
     (share,) = status.shares
     assert share.at <= NOW + timedelta(minutes=116), "it is said again that the operator runs"
@@ -897,4 +915,5 @@ def test_a_node_that_comes_after_a_clock_was_ahead_is_no_start() -> None:
         update={"out_since": NOW + timedelta(days=30)}
     )
     status = measure(seen(pool(out), nodes=[node()], now=NOW + timedelta(minutes=1)))
-    assert (status.sums.starts, status.sums.start_seconds_squared) == ("0", "0")
+    sums = counted.sums_of(status)
+    assert (sums.starts, sums.start_seconds_squared) == (0, 0)

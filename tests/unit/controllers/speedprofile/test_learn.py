@@ -316,7 +316,23 @@ def test_epochs_that_were_learned_without_their_length_are_read_and_are_of_the_l
     assert (found.tasks, found.seen) == (30, 4)
     status = learn(status, "job", beside_report(1, length=1_000), NOW)
     assert beside_in(status) == [(1_000, 5, 150)]
-    assert status.beside is None
+
+
+def test_an_earlier_version_or_crd_finds_what_passed_beside_steps_in_the_form_that_it_knows() -> None:
+    """After a rollback nothing was known of tasks and waits; beside an older CRD, after each start."""
+    status = SpeedProfileStatus()
+    for job, epochs, length in (("smoke", 9, 2_000), ("whole", 4, 1_000_000), ("whole", 5, 1_000_000)):
+        status = learn(status, job, beside_report(epochs, length=length), NOW)
+    assert beside_in(status) == [(2_000, 9, 270), (1_000_000, 5, 150)]
+    assert status.beside == status.beside_steps[1], "most was trained in these"
+    pruned = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    del pruned["besideSteps"], pruned["beside"]["samplesPerEpoch"]
+    back = SpeedProfileStatus.model_validate(pruned)
+    found = beside_of(back, 1_000_000)
+    assert found is not None
+    assert (found.tasks, found.seen) == (30, 5)
+    again = learn(back, "whole", beside_report(6, length=1_000_000), NOW)
+    assert beside_in(again) == [(1_000_000, 6, 180)], "once more, and each once"
 
 
 def test_lengths_of_epochs_are_bounded_and_the_one_that_was_not_seen_for_longest_goes() -> None:
