@@ -13,8 +13,11 @@ from click.testing import CliRunner, Result
 
 from dev.cluster import ControlPlane
 from dev.kube import Kube
+from shoal.api.crd import KINDS as MODELS
+from shoal.api.crd import published
 from shoal.cli import main
 from shoal.client import Client
+from shoal.client.doctor import read
 from shoal.errors import NotFound, Refused, UsageError
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
@@ -204,10 +207,13 @@ async def test_accelerator_is_looked_up_in_the_capacity_pools(
         await kube.delete("/apis/shoal.dev/v1alpha1/capacitypools/client-l4")
 
 
-async def test_doctor_finds_that_no_operator_is_installed(shoal: Shoal) -> None:
+async def test_doctor_finds_that_no_operator_is_installed(shoal: Shoal, client: Client) -> None:
     checks = {each["name"]: each for each in json.loads(await shoal("doctor", "-o", "json", code=1))}
     assert checks["kubernetes"]["state"] == "ok"
     assert checks["crds"]["state"] == "ok"
+    schemas = (await asyncio.to_thread(read, client.api)).schemas
+    assert schemas is not None
+    assert {published(model) for model in MODELS} <= schemas.keys(), "so they were compared"
     assert checks["permissions"]["state"] == "ok"
     assert checks["operator"]["state"] == "broken"
 

@@ -8,7 +8,7 @@ ones.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,32 @@ def custom_resource_definition(model: type[Resource]) -> Schema:
             "versions": [version],
         },
     }
+
+
+def published(model: type[Resource]) -> str:
+    """What the API server calls the schema of a resource in its OpenAPI documents."""
+    return ".".join([*reversed(GROUP.split(".")), VERSION, model.__name__])
+
+
+def not_kept(model: type[Resource], served: Schema) -> list[str]:
+    """The fields of a resource that the schema of a CRD has not, so that what is written there is dropped."""
+    [version] = custom_resource_definition(model)["spec"]["versions"]
+    ours = version["schema"]["openAPIV3Schema"]["properties"]
+    parts = {name: part for name, part in ours.items() if name in {"spec", "status"}}
+    return [f"{model.__name__}.{path}" for path in _beyond({"properties": parts}, served)]
+
+
+def _beyond(ours: Schema, theirs: Schema, path: str = "") -> Iterator[str]:
+    """The paths of properties that the other schema has not; of what is in one, only that one."""
+    for name, part in ours.get("properties", {}).items():
+        at = f"{path}.{name}" if path else name
+        if name in theirs.get("properties", {}):
+            yield from _beyond(part, theirs["properties"][name], at)
+        elif not theirs.get("x-kubernetes-preserve-unknown-fields"):
+            yield at
+    for inner in ("items", "additionalProperties"):
+        if isinstance(ours.get(inner), dict) and isinstance(theirs.get(inner), dict):
+            yield from _beyond(ours[inner], theirs[inner], f"{path}[]")
 
 
 def files() -> dict[str, str]:

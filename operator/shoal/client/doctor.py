@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
+from shoal.api.crd import KINDS as MODELS
+from shoal.api.crd import not_kept, published
 from shoal.api.kube import Node, Toleration
 from shoal.client.api import Api, Json
 from shoal.errors import NotFound, Refused, UsageError
@@ -25,7 +27,9 @@ Name = tuple[str, str]
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
-KINDS = ("trainingjobs", "capacitypools", "speedprofiles")
+KINDS = tuple(model.PLURAL for model in MODELS)
+NAMED = 3
+"""So many fields are named that the CRDs lack."""
 RIGHTS = (
     ("create", GROUP, "trainingjobs"),
     ("create", "", "configmaps"),
@@ -56,6 +60,8 @@ class Cluster:
 
     version: Mapping[str, str]
     resources: Sequence[str]
+    schemas: Mapping[str, Json] | None
+    """Of the resources, by what the API server calls them."""
     rights: Mapping[tuple[str, str, str], bool]
     namespace: str
     deployments: Sequence[Json] | None = None
@@ -84,6 +90,13 @@ def read(api: Api, *, pause: Callable[[float], None] = time.sleep) -> Cluster:
         served = [each["name"] for each in api.get(f"/apis/{GROUP}/{VERSION}")["resources"]]
     except NotFound:
         served = []
+    try:
+        document = api.get(f"/openapi/v3/apis/{GROUP}/{VERSION}")
+        schemas = document.get("components", {}).get("schemas", {})
+    except NotFound:
+        schemas = {}
+    except Refused:
+        schemas = None
 
     def deployments(name: str) -> list[Json] | None:
         selector = f"app.kubernetes.io/name={name}"
@@ -104,6 +117,7 @@ def read(api: Api, *, pause: Callable[[float], None] = time.sleep) -> Cluster:
     return Cluster(
         version=api.get("/version"),
         resources=served,
+        schemas=schemas,
         rights={right: api.may(*right, namespace=api.namespace) for right in RIGHTS},
         namespace=api.namespace,
         deployments=operators,
@@ -137,6 +151,17 @@ def _kinds(cluster: Cluster) -> Iterator[Check]:
     if missing:
         yield Check("crds", "broken", f"the cluster does not know {', '.join(missing)}",
                     "helm install shoal charts/shoal … (docs/install.md), which brings them")  # fmt: skip
+        return
+    if cluster.schemas is None:
+        yield Check("crds", "unknown", "whether they are older than this command: you may not read /openapi")
+        return
+    known = [(model, cluster.schemas.get(published(model))) for model in MODELS]
+    lost = [path for model, schema in known if schema is not None for path in not_kept(model, schema)]
+    if lost:
+        few = ", ".join(lost[:NAMED]) + (f" and {len(lost) - NAMED} more" if len(lost) > NAMED else "")
+        yield Check("crds", "warning", f"of an older version than this command: without {few}",
+                    "kubectl apply --server-side -f crds/ of the operator's version: what a newer one writes "
+                    "there is lost")  # fmt: skip
     else:
         yield Check("crds", "ok", f"{', '.join(KINDS)} are served")
 

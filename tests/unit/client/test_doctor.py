@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from shoal.api.crd import KINDS as MODELS
+from shoal.api.crd import custom_resource_definition, published
 from shoal.client.doctor import KINDS, RIGHTS, TAKEN, Cluster, diagnose, read
 
 SPOT = {"cloud.google.com/gke-spot": "true"}
@@ -44,9 +47,14 @@ RUNNING = {
     "status": {"phase": "Running", "workers": {"ready": 1}, "training": {"phase": "Training"}},
 }
 SCALED = pool(scaling={"mode": "Scale"})
+SCHEMAS = {
+    published(model): custom_resource_definition(model)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for model in MODELS
+}
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
     resources=KINDS,
+    schemas=SCHEMAS,
     rights=dict.fromkeys(RIGHTS, True),
     namespace="team",
     deployments=[operator_of("")],
@@ -73,6 +81,29 @@ def test_nothing_is_wrong_with_a_good_cluster() -> None:
     assert "1 spot node for workers, 1 without a spot label for parameter servers" in [
         each.message for each in checks
     ]
+
+
+def test_crds_of_an_older_version_are_told_and_what_they_do_not_keep() -> None:
+    """They drop it, and so what an operator of this version has measured; those of a newer one keep everything."""
+    other = copy.deepcopy(SCHEMAS)
+    job, profile = (
+        next(value for name, value in other.items() if name.endswith(kind))["properties"]
+        for kind in ("TrainingJob", "SpeedProfile")
+    )
+    job["status"]["properties"]["newer"] = {"type": "string"}
+    assert {each.state for each in diagnose(replace(GOOD, schemas=other))} == {"ok"}
+    del (
+        job["status"]["properties"]["slots"]["items"]["properties"]["pool"],
+        job["spec"]["properties"]["elasticity"],
+    )
+    del profile["status"]["properties"]["besideSteps"]
+    [check] = [each for each in diagnose(replace(GOOD, schemas=other)) if each.state != "ok"]
+    assert (check.name, check.state) == ("crds", "warning")
+    assert check.message == (
+        "of an older version than this command: without TrainingJob.spec.elasticity, TrainingJob.status.slots[].pool, "
+        "SpeedProfile.status.besideSteps"
+    )
+    assert "kubectl apply --server-side -f crds/" in check.help
 
 
 def test_an_operator_of_this_namespace_is_enough() -> None:
@@ -173,6 +204,7 @@ def test_pools_that_are_sized_are_fine() -> None:
     ("changes", "name", "words"),
     [
         ({"leases": None}, "leader", "you may not read Leases"),
+        ({"schemas": None}, "crds", "whether they are older than this command"),
         ({"nodes": None}, "nodes", "you may not read nodes"),
         ({"pools": None}, "pools", "you may not read CapacityPools"),
         ({"pools": [SCALED], "sizers": None}, "pools", "who sizes l4: you may not read Deployments"),
