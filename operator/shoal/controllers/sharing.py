@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Set
 
-Tenant = tuple[str, str]
-"""A node, and the uid of a run that has a pod there."""
+Run = tuple[tuple[str, str], str]
+"""The namespace and name of a job, and the uid of its run, as a pod says them."""
+Tenant = tuple[str, Run]
+"""A node, and a run that has a pod there."""
 
 
 class Sharing:
     """The runs on each node. `nodes`: those with several."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Counter[str]] = {}
+        self._runs: dict[str, Counter[Run]] = {}
         self._nodes: set[str] = set()
 
     @property
@@ -21,8 +23,8 @@ class Sharing:
         """The nodes that are shared."""
         return self._nodes
 
-    def on(self, node: str) -> Collection[str]:
-        """The uids of the runs that have pods on a node."""
+    def on(self, node: str) -> Collection[Run]:
+        """The runs that have pods on a node."""
         return self._runs.get(node, ())
 
     def see(self, old: Tenant | None, new: Tenant | None) -> None:
@@ -34,11 +36,11 @@ class Sharing:
         if new is not None:
             self._count(*new, 1)
 
-    def _count(self, node: str, uid: str, more: int) -> None:
+    def _count(self, node: str, run: Run, more: int) -> None:
         runs = self._runs.setdefault(node, Counter())
-        runs[uid] += more
-        if not runs[uid]:
-            del runs[uid]
+        runs[run] += more
+        if not runs[run]:
+            del runs[run]
         if not runs:
             del self._runs[node]
         if len(runs) > 1:

@@ -25,7 +25,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
 from shoal.controllers.arrival import as_heard
-from shoal.controllers.sharing import Sharing, Tenant
+from shoal.controllers.sharing import Run, Sharing, Tenant
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
@@ -35,8 +35,11 @@ from shoal.runtime.work_queue import Priority
 Key = tuple[str, str]
 """(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
+MOST_GONE = 4096
+"""Names of pods that a job had which are remembered, four for each place that it may have: longer than it takes to
+record their end."""
 MOST_DELETED = 20_000
-"""Names of pods that a job had, and of deleted nodes, that are remembered: longer than it takes to record their end."""
+"""Names of deleted nodes that are remembered."""
 
 Wake = Callable[[Key, Priority], None]
 
@@ -95,8 +98,8 @@ def _jobs_of(old: Owned | None, new: Owned | None) -> set[Key]:
     return {key for each in (old, new) if each is not None and (key := _job_of(each)) is not None}
 
 
-def run_of(pod: Pod) -> tuple[Key, str] | None:
-    """The job that a pod is of, and the uid of its run: its labels, its owner and its name agree."""
+def run_of(pod: Pod) -> Run | None:
+    """The run that a pod says it is of: its labels, its owner and its name agree. See `ClusterState.job_of`."""
     key, uid, place = _job_of(pod), pod.metadata.controller_uid, pod.place
     if key is None or not uid or place is None or pod.metadata.name != pod_name(key[1], place):
         return None
@@ -108,7 +111,7 @@ def _tenant(pod: Pod | None) -> Tenant | None:
     if pod is None or pod.ended or not (node := pod.spec.node_name) or not pod.metadata.labels.get(POOL):
         return None
     run = run_of(pod)
-    return (node, run[1]) if run is not None else None
+    return (node, run) if run is not None else None
 
 
 def _host(role: RoleName, pod: Pod) -> str | None:
@@ -239,6 +242,19 @@ class ClusterState:
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
+    def job_of(self, pod: Pod) -> TrainingJob | None:
+        """The job that a pod is of, if that exists: by its uid, and by its own namespace and name.
+
+        Whoever may make a pod in any namespace chooses its labels and the uid of its owner, and learns that of others.
+        """
+        run = run_of(pod)
+        return self._job_of_run(run) if run is not None else None
+
+    def _job_of_run(self, run: Run) -> TrainingJob | None:
+        key, uid = run
+        job = self.jobs.by_uid(uid)
+        return job if job is not None and key_of(job) == key else None
+
     def gone_pods(self, job_uid: str) -> dict[str, str | None]:
         """The pods that a job had: see `Observation.gone_pods`."""
         return self._gone_pods.get(job_uid, {})
@@ -260,7 +276,7 @@ class ClusterState:
         """
         found = dict[str, int]()
         for node in nodes & self._sharing.nodes:
-            others = [self.jobs.by_uid(uid) for uid in self._sharing.on(node) if uid != job_uid]
+            others = [self._job_of_run(run) for run in self._sharing.on(node) if run[1] != job_uid]
             if there := sum(each is not None and not each.status.finished for each in others):
                 found[node] = there
         return found
@@ -273,7 +289,7 @@ class ClusterState:
         self._sharing.see(_tenant(old), _tenant(new))
         run = run_of(old) if old is not None else None
         if old is not None and run is not None and (new is None or run_of(new) != run):
-            self._lose(run[1], old, told=new is None and _is_leaving(old))
+            self._lose(old, told=new is None and _is_leaving(old))
         if not ours and not _reads_the_same(old, new):
             of_a_run = run is not None or (
                 new is not None and run_of(new) is not None
@@ -283,11 +299,12 @@ class ClusterState:
             for key in _jobs_of(old, new):
                 self._wakes.jobs(key, priority)
 
-    def _lose(self, uid: str, pod: Pod, *, told: bool) -> None:
+    def _lose(self, pod: Pod, *, told: bool) -> None:
         """Remember a pod that a job has no more. `told`: it had announced that; else it may run on, without a label."""
-        if self.jobs.by_uid(uid) is not None:
+        if (job := self.job_of(pod)) is not None:
             why = (pod_disruption(pod) or "") if told else None
-            _remember(self._gone_pods.setdefault(uid, {}), pod.metadata.name, why)
+            gone = self._gone_pods.setdefault(job.metadata.uid, {})
+            _remember(gone, MOST_GONE, pod.metadata.name, why)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
         if ours or _reads_the_same(old, new):
@@ -316,7 +333,7 @@ class ClusterState:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
-            _remember(self._deleted_nodes, name)
+            _remember(self._deleted_nodes, MOST_DELETED, name)
         self._note_silence(old, new)
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
@@ -383,9 +400,9 @@ def _is_leaving(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None or pod.ended or pod_disruption(pod) is not None
 
 
-def _remember(names: dict[str, str | None], name: str, why: str | None = None) -> None:
+def _remember(names: dict[str, str | None], most: int, name: str, why: str | None = None) -> None:
     names[name] = why
-    if len(names) > MOST_DELETED:
+    if len(names) > most:
         del names[next(iter(names))]
 
 

@@ -24,7 +24,7 @@ from shoal.api.kube import (
 )
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.sources import sources
-from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.controllers.state import ClusterState, Key, Wakes, run_of
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
@@ -235,6 +235,57 @@ def test_pods_that_a_job_had_are_remembered_with_the_reason_that_they_announced(
     assert state.gone_pods("u2") == {}  # of no job that is known
     state.jobs.drop("u")
     assert state.gone_pods("u") == {}
+
+
+@pytest.mark.parametrize("false", [{"namespace": "evil"}, {"labels": {"shoal.dev/job": "other"}}])
+def test_pod_of_another_namespace_or_name_is_of_no_job_whatever_uid_its_owner_has(
+    state: ClusterState, false: dict[str, Any]
+) -> None:
+    """Whoever may make pods anywhere chooses their labels and the uid of their owner."""
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"resourceVersion": "1"}
+    state.jobs.put(job := TrainingJob.model_validate(manifest))
+
+    def put(uid: str, version: int, **meta: Any) -> Pod:
+        made = build.pod_manifest("worker", 0, deleting=build.NOW)
+        labels = made["metadata"]["labels"] | meta.pop("labels", {}) | {"shoal.dev/pool": "spot"}
+        name = f"{labels['shoal.dev/job']}-worker-0-0"
+        made["metadata"] |= {
+            "uid": uid,
+            "resourceVersion": f"{version}",
+            "name": name,
+            "labels": labels,
+            **meta,
+        }
+        state.pods.put(found := Pod.model_validate(made))
+        return found
+
+    stranger = put("stranger", 2, **false)
+    assert run_of(stranger) is not None
+    assert state.job_of(stranger) is None
+    assert not state.others_on("another's", {"spot-0"})
+    state.pods.drop("stranger")
+    assert state.gone_pods(build.UID) == {}
+    own = put("own", 3)
+    assert state.job_of(own) is job
+    state.pods.drop("own")
+    assert [*state.gone_pods(build.UID)] == ["digits-worker-0-0"]
+
+
+def test_few_names_of_gone_pods_are_remembered_of_a_job(
+    state: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans walk them, and whoever may make pods in the job's namespace chooses how many there are."""
+    monkeypatch.setattr("shoal.controllers.state.MOST_GONE", 3)
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"resourceVersion": "1"}
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    for number in range(5):
+        made = build.pod_manifest("worker", 0, number)
+        made["metadata"] |= {"resourceVersion": f"{number + 2}"}
+        state.pods.put(Pod.model_validate(made))
+        state.pods.drop(made["metadata"]["uid"])
+    assert [*state.gone_pods(build.UID)] == [f"digits-worker-0-{number}" for number in (2, 3, 4)]
 
 
 def test_sources_of_one_or_all_namespaces() -> None:

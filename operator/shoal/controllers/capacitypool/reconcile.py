@@ -17,7 +17,7 @@ from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.room import is_full, waits
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.controllers.state import ClusterState, Key, key_of, run_of
+from shoal.controllers.state import ClusterState, Key
 from shoal.manifests.pods import worker_requests
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -87,7 +87,7 @@ class PoolReconciler:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
         working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
-        waiting = [each for each in pods.indexed("waiting", name) if self._job_of(each) is not None]
+        waiting = [each for each in pods.indexed("waiting", name) if self._state.job_of(each) is not None]
         found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
         rooms = {node.status.allocatable for node in found[:LOOKED_AT]}
         newest = max(found, key=lambda node: node.metadata.creation_timestamp or "", default=None)
@@ -133,12 +133,6 @@ class PoolReconciler:
             }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
-
-    def _job_of(self, pod: Pod) -> TrainingJob | None:
-        """The job that a pod is of, if that exists: nobody gets a node by labels, and what is left of a job none."""
-        run = run_of(pod)
-        job = self._state.jobs.by_uid(run[1]) if run is not None else None
-        return job if job is not None and run is not None and key_of(job) == run[0] else None
 
     def _waiting(self, pods: Iterable[Pod], now: datetime) -> list[datetime]:
         """Since when these pods have waited for a node."""
