@@ -67,7 +67,9 @@ class Exit(click.ClickException):
     """A message on stderr, and an exit code of `EXIT_CODES`."""
 
     def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+        from shoal_trainer.contract import plain
+
+        super().__init__(plain(message))
         self.exit_code = code  # type: ignore[misc]  # click reads it of the instance, and so documents it
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import IO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +17,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.client.job import UNSEEN, reason_of
 from shoal.words import age, decimal, duration, percent
+from shoal_trainer.contract import plain
 
 PHASES = {
     "Running": "green",
@@ -27,9 +30,17 @@ PHASES = {
 STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
 
 
-def plain_console(width: int | None = None) -> Console:
+class _PlainConsole(Console):
+    """A console that sends no control characters of what it shows, but its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
+def plain_console(width: int | None = None, file: IO[str] | None = None) -> Console:
     """A console for words of others: TensorFlow's `[/job:localhost/…]` is no markup, and `:0:` is no emoji."""
-    return Console(width=width, markup=False, emoji=False)
+    return _PlainConsole(width=width, file=file, markup=False, emoji=False)
 
 
 def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:

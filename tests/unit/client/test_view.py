@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from datetime import timedelta
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from shoal.client.view import follow_view, job_table, one_line
+from shoal.client.view import follow_view, job_table, one_line, plain_console
 from tests.unit.policy.build import NOW, job, stamp
 
 
@@ -37,6 +39,26 @@ def test_output_that_is_no_terminal_says_what_the_workers_wait_for() -> None:
     waits = "worker 0-1: export: cannot write s3://runs/model.keras: Access Denied; retrying"
     of = job(status={"phase": "Running", "training": {"step": 9, "message": waits}})
     assert one_line(of).endswith(f"step 9: {waits}")
+
+
+def test_words_of_pods_do_not_reach_the_terminal_as_commands() -> None:
+    """A title, the clipboard (OSC 52), a cleared screen; also as C1 controls."""
+    evil = "\x1b]0;owned\x1b\\\x1b]52;c;Y3VybA==\x07\x1b[2J\x9b1;1Hall is well\r"
+    condition = {"type": "Failed", "status": "True", "reason": "UserError", "message": evil}
+    status = {
+        "phase": "Failed",
+        "reason": "UserError",
+        "conditions": [{**condition, "lastTransitionTime": stamp(NOW)}],
+        "training": {"message": evil, "step": 1},
+    }
+    of = job(status=status)
+    for shown in (follow_view(of, now=NOW), job_table([of], now=NOW), one_line(of), Text(evil), evil):
+        console = plain_console(200, io.StringIO())
+        console.print(shown)
+        assert isinstance(console.file, io.StringIO)
+        text = console.file.getvalue()
+        assert not [each for each in text if unicodedata.category(each) == "Cc" and each != "\n"]
+    assert "all is well" in text
 
 
 def test_disruptions_are_those_that_kubectl_shows() -> None:

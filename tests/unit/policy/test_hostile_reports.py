@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -109,3 +110,18 @@ def test_what_a_server_said_before_it_died_a_day_ago_is_not_told() -> None:
     assert ("ps", 0, 1) in {slot.place for slot in made.status.slots}, "it is to be replaced"
     assert made.status.parameter_servers.last_snapshot_time is None
     assert made.status.data.total is None
+
+
+def test_words_of_an_image_are_stored_without_control_characters() -> None:
+    """An administrator reads them in a terminal, which would obey: a title, the clipboard, a cleared screen."""
+    evil = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x9b1;1Hall is\twell\r"
+    said = json.dumps({"outcome": "Failed", "reason": "UserError", "message": evil})
+    worker = build.pod(phase="Failed", state=build.ended(1, message=said))
+    report = StatusReport.model_validate({**REPORT, "message": evil})
+    done = plan(build.observe(build.job(), build.pod("ps"), worker, report=report))
+    assert done.status.last_failure is not None
+    assert "all is well" in done.status.last_failure.message
+    assert report.message.endswith("all is well ")
+    told = [report.message, done.status.model_dump_json(), *(event.message for event in done.events)]
+    assert not [each for each in "".join(told) if unicodedata.category(each) == "Cc"]
+    assert "\\u00" not in told[1]

@@ -35,6 +35,7 @@ from shoal_trainer.contract.figures import (
     Metrics,
     Number,
     Text,
+    plain,
 )
 from shoal_trainer.contract.message import Message, Model, lean
 from shoal_trainer.contract.places import (

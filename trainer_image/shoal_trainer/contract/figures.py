@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import islice
 from typing import Annotated, Any
 
@@ -19,6 +20,15 @@ MOST_METRICS = 256
 """Of an epoch. More are not told: each is a series of Prometheus."""
 MOST_TEXT, MOST_SHORT = 1024, 256
 """Characters of a text, and of one of which each worker has several. What is longer is cut."""
+
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+"""Unicode's category Cc, but for line breaks."""
+
+
+def plain(text: str) -> str:
+    """Words of somebody else with spaces for control characters: a terminal obeys them, whoever wrote them."""
+    return text if text.isprintable() else _CONTROL.sub(" ", text)
 
 
 def _finite(value: float) -> bool:
@@ -46,7 +56,9 @@ Figure = Annotated[
 """A measurement that may be missing: None if it is not finite."""
 Metrics = Annotated[dict[str, float], BeforeValidator(_figures)]
 """Values by name, without those that are not finite."""
-Text = Annotated[str, AfterValidator(lambda text: text[:MOST_TEXT])]
-ShortText = Annotated[str, AfterValidator(lambda text: text[:MOST_SHORT])]
-Name = Annotated[str, AfterValidator(lambda text: text[:MOST_SHORT] if text.isascii() else "")]
+Text = Annotated[str, AfterValidator(lambda text: plain(text[:MOST_TEXT]))]
+ShortText = Annotated[str, AfterValidator(lambda text: plain(text[:MOST_SHORT]))]
+Name = Annotated[
+    str, AfterValidator(lambda text: text[:MOST_SHORT] if text.isascii() and text.isprintable() else "")
+]
 """Of a node or a device. One letter beyond ASCII takes four bytes for each of its letters."""
