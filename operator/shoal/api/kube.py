@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -17,8 +18,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
 from shoal.api.amounts import Amounts, amounts_of, requested
-from shoal.api.base import GROUP, ObjectMeta, Status
-from shoal.api.labels import SPOT_LABELS, Place, place_in
+from shoal.api.base import ObjectMeta, Status
+from shoal.api.labels import OURS, SPOT_LABELS, Place, place_in
 from shoal.api.rules import STORED
 
 ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
@@ -28,7 +29,20 @@ READY_TO_START = "PodReadyToStartContainers"
 READ_CONDITIONS = frozenset({"Ready", "PodScheduled", READY_TO_START, "VMEventScheduled", *ANNOUNCED_ENDS})
 """The conditions of pods and nodes that anything depends on."""
 MOST_SHARED = 4096
-"""Parts that are remembered to be shared: 0.3 KiB each, since none has a text of a user's."""
+"""Parts that are remembered to be shared: 0.3 KiB each as a rule, and 8 at most."""
+MOST_TEXT = 1024
+"""Characters of a part that is remembered."""
+MOST_WORDS = 4096
+"""Characters of what a container said at its end, as the kubelet keeps it; and of any other words."""
+MOST_NAME = 253
+MOST_CONTAINERS = 16 + 256 + 32
+"""Containers of a pod: those that a template may have, and those that others add."""
+MOST_TOLERATIONS = 256 + 64
+"""Likewise of tolerations; and the most taints of a node."""
+MOST_RESOURCES = 64
+"""Kinds of resources that a pod asks for, or a node has."""
+MOST_FEW = 16
+"""Of what there are a few: conditions that are read, containers that are remembered, labels of a selector."""
 PART = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 """Of the parts of an object: dataclasses with slots, since a pod has about twenty of them and a model takes 0.5 KiB."""
 
@@ -45,9 +59,19 @@ def shared(part: T) -> T:
     return known
 
 
+def few(most: int) -> AfterValidator:
+    """The first so many of a tuple: whoever writes an object chooses how many there are, and has no use for more."""
+    return AfterValidator(lambda found: found[:most])
+
+
+Words = Annotated[str, few(MOST_WORDS)]
+Name = Annotated[str, few(MOST_NAME + 1)]
+"""Of something, or a reason: what is longer, which the API server does not check everywhere, is the name of nothing."""
+
+
 def _ours(labels: dict[str, str]) -> dict[str, str]:
-    """The labels that Shoal gives."""
-    return {key: value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
+    """The labels that Shoal gives, and reads."""
+    return {key: labels[key] for key in labels.keys() & OURS}
 
 
 class Cached(Status):
@@ -61,17 +85,27 @@ class Cached(Status):
         return copy
 
 
-Shared = AfterValidator(shared)
+def _length(amounts: Amounts) -> int:
+    return sum(16 + len(name) for name, _ in amounts)
+
+
+def _shared_amounts(amounts: Amounts) -> Amounts:
+    return shared(amounts) if _length(amounts) <= MOST_TEXT else amounts
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class OwnerReference:
     """The parts of metav1.OwnerReference that Shoal reads."""
 
-    uid: str = ""
-    kind: str = ""
-    name: str = ""
+    uid: Name = ""
+    kind: Name = ""
+    name: Name = ""
     controller: bool = False
+
+
+def _controller(owners: tuple[OwnerReference, ...]) -> tuple[OwnerReference, ...]:
+    """The one that is read: of others there may be any number."""
+    return shared(tuple(each for each in owners if each.controller)[:1])
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -86,7 +120,8 @@ class OwnedMeta:
     deletion_timestamp: str | None = None
     labels: Annotated[dict[str, str], AfterValidator(_ours)] = Field(default_factory=dict)
     """Those that Shoal gives."""
-    owner_references: Annotated[tuple[OwnerReference, ...], Shared] = ()
+    owner_references: Annotated[tuple[OwnerReference, ...], AfterValidator(_controller)] = ()
+    """The one that controls it."""
     deletion_grace_period_seconds: Annotated[int | None, STORED] = None
     """Any number that whoever deletes the object said."""
 
@@ -100,17 +135,17 @@ class OwnedMeta:
 class Condition:
     """A condition of a pod or a node."""
 
-    type: str
-    status: str = "Unknown"
-    reason: str = ""
-    message: str = ""
+    type: Name
+    status: Name = "Unknown"
+    reason: Name = ""
+    message: Words = ""
     last_transition_time: str | None = None
 
 
 def _read(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
     """The conditions that anything depends on; a message is of this one alone."""
     read = (each for each in conditions if each.type in READ_CONDITIONS)
-    return tuple(each if each.message else shared(each) for each in read)
+    return tuple(each if each.message else shared(each) for each in islice(read, MOST_FEW))
 
 
 Conditions = Annotated[tuple[Condition, ...], AfterValidator(_read)]
@@ -124,16 +159,16 @@ class Terminated:
     exit_code: int = 0
     started_at: str | None = None
     finished_at: str | None = None
-    reason: str = ""
-    message: str = ""
+    reason: Name = ""
+    message: Words = ""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class Waiting:
     """Why a container has not started."""
 
-    reason: str = ""
-    message: str = ""
+    reason: Name = ""
+    message: Words = ""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -156,7 +191,7 @@ class ContainerState:
 class ContainerStatus:
     """A container of a pod."""
 
-    name: str
+    name: Name
     ready: bool = False
     restart_count: int = 0
     state: ContainerState = ContainerState()
@@ -165,11 +200,11 @@ class ContainerStatus:
 
 def _alike(statuses: tuple[ContainerStatus, ...]) -> tuple[ContainerStatus, ...]:
     """The same of another pod, where all run: what a container said at its end is long, and its own."""
-    return (
-        shared(statuses)
-        if all(each.state.running and not each.restart_count for each in statuses)
-        else statuses
+    statuses = statuses[:MOST_CONTAINERS]
+    alike = len(statuses) <= MOST_FEW and all(
+        each.state.running and not each.last_state.terminated and not each.restart_count for each in statuses
     )
+    return shared(statuses) if alike else statuses
 
 
 ContainerStatuses = Annotated[tuple[ContainerStatus, ...], AfterValidator(_alike)]
@@ -208,15 +243,24 @@ class PodSpec:
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
-    scheduler_name: str = "default-scheduler"
+    scheduler_name: Name = "default-scheduler"
     """Who is to give it a node."""
     priority: int = 0
     """The value of its PriorityClass."""
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: Annotated[tuple[Toleration, ...], few(MOST_TOLERATIONS)] = ()
     requests: Annotated[
-        Amounts, BeforeValidator(requested), Shared, Field(validation_alias="containers")
+        Amounts,
+        BeforeValidator(requested),
+        few(MOST_RESOURCES),
+        AfterValidator(_shared_amounts),
+        Field(validation_alias="containers"),
     ] = ()
     """What its containers ask for."""
+
+
+def _shared_spec(spec: PodSpec) -> PodSpec:
+    text = sum(16 + len(each.key) + len(each.value) for each in spec.tolerations)
+    return shared(spec) if text + _length(spec.requests) <= MOST_TEXT else spec
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -224,8 +268,8 @@ class PodStatus:
     """The parts of a pod's status that Shoal reads."""
 
     phase: str = "Pending"
-    reason: str = ""
-    message: str = ""
+    reason: Name = ""
+    message: Words = ""
     start_time: str | None = None
     """When the kubelet of its node took it up."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
@@ -246,7 +290,7 @@ class Pod(Cached):
     """A pod of a job."""
 
     metadata: OwnedMeta
-    spec: Annotated[PodSpec, Shared] = PodSpec()
+    spec: Annotated[PodSpec, AfterValidator(_shared_spec)] = PodSpec()
     status: PodStatus = PodStatus()
 
     def condition(self, kind: str) -> Condition | None:
@@ -359,22 +403,24 @@ class Pod(Cached):
 class NodeInfo:
     """The kubelet's report on its machine. `boot_id` changes with every boot."""
 
-    boot_id: Annotated[str, Field(alias="bootID")] = ""
-    kubelet_version: str = ""
+    boot_id: Annotated[Name, Field(alias="bootID")] = ""
+    kubelet_version: Name = ""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class NodeSpec:
     """The parts of a node's spec that Shoal reads."""
 
-    taints: tuple[Taint, ...] = ()
+    taints: Annotated[tuple[Taint, ...], few(MOST_TOLERATIONS)] = ()
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class NodeStatus:
     """The parts of a node's status that Shoal reads."""
 
-    allocatable: Annotated[Amounts, BeforeValidator(amounts_of), Shared] = ()
+    allocatable: Annotated[
+        Amounts, BeforeValidator(amounts_of), few(MOST_RESOURCES), AfterValidator(_shared_amounts)
+    ] = ()
     """What pods may have of it; nothing until it is said."""
     conditions: Conditions = ()
     node_info: NodeInfo = NodeInfo()
@@ -443,11 +489,16 @@ class DisruptionBudget(Status):
     metadata: OwnedMeta
 
 
+def _selector(found: dict[str, str]) -> dict[str, str]:
+    """Of one that selects by more than Shoal's, which are fewer, the first: it is another one all the same."""
+    return {key: value[: MOST_NAME + 1] for key, value in islice(found.items(), MOST_FEW)}
+
+
 @dataclass(frozen=True, slots=True, config=PART)
 class ServiceSpec:
     """The parts of a Service's spec that Shoal reads."""
 
-    selector: dict[str, str] = Field(default_factory=dict)
+    selector: Annotated[dict[str, str], AfterValidator(_selector)] = Field(default_factory=dict)
 
 
 class Service(Status):

@@ -5,49 +5,58 @@ As in `kube`. The Workloads are those that Shoal makes for jobs; Kueue's own, of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from shoal.api.base import ObjectMeta, Status
-from shoal.api.kube import PART, Condition, OwnedMeta
+from shoal.api.kube import MOST_FEW, PART, Condition, OwnedMeta, few
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
+
+Text = Annotated[str, Field(max_length=1024)]
+"""As long as Kueue or Kubernetes let any name, label or value here be. An annotation of an admission check has no
+limit: it is refused here, since a pod without it would not be what was admitted."""
+Texts = Annotated[dict[Text, Text], Field(max_length=64)]
+Toleration = Annotated[dict[Text, Text | int | None], Field(max_length=8)]
+Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=32)]
+MOST_SETS = 16
+"""More than Kueue has of one Workload, of which Shoal's have two."""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class PodSetAssignment:
     """What was admitted of one pod set: a flavor for each resource."""
 
-    name: str
-    flavors: dict[str, str] = Field(default_factory=dict)
+    name: Text
+    flavors: Texts = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class Admission:
     """What was admitted."""
 
-    pod_set_assignments: tuple[PodSetAssignment, ...] = ()
+    pod_set_assignments: Annotated[tuple[PodSetAssignment, ...], Field(max_length=MOST_SETS)] = ()
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class PodSetUpdate:
     """What an admission check adds to the pods of a pod set."""
 
-    name: str
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[dict[str, Any], ...] = ()
+    name: Text
+    labels: Texts = Field(default_factory=dict)
+    annotations: Texts = Field(default_factory=dict)
+    node_selector: Texts = Field(default_factory=dict)
+    tolerations: Tolerations = ()
 
 
 @dataclass(frozen=True, slots=True, config=PART)
 class AdmissionCheck:
     """The state of an admission check."""
 
-    name: str
-    pod_set_updates: tuple[PodSetUpdate, ...] = ()
+    name: Text
+    pod_set_updates: Annotated[tuple[PodSetUpdate, ...], Field(max_length=MOST_SETS)] = ()
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -55,8 +64,8 @@ class WorkloadStatus:
     """The parts of a Workload's status that Shoal reads."""
 
     admission: Admission | None = None
-    conditions: tuple[Condition, ...] = ()
-    admission_checks: tuple[AdmissionCheck, ...] = ()
+    conditions: Annotated[tuple[Condition, ...], few(MOST_FEW)] = ()
+    admission_checks: Annotated[tuple[AdmissionCheck, ...], Field(max_length=MOST_SETS)] = ()
 
 
 class Workload(Status):
@@ -79,8 +88,8 @@ class Workload(Status):
 class FlavorSpec:
     """The nodes of a flavor."""
 
-    node_labels: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[dict[str, Any], ...] = ()
+    node_labels: Texts = Field(default_factory=dict)
+    tolerations: Tolerations = ()
 
 
 class ResourceFlavor(Status):

@@ -27,6 +27,14 @@ POOL = f"{GROUP}/pool"
 """The CapacityPool that the pod was created for."""
 ON_DEMAND = f"{GROUP}/on-demand"
 """The pod is for an on-demand node because of onDemandBase or fallback."""
+OURS = frozenset(
+    {JOB, JOB_UID, ROLE, INDEX, INCARNATION, TEMPLATE, PLACEMENT, AVOIDS_UNTIL, SHARDS, POOL, ON_DEMAND}
+)
+"""Those that are read of what a job owns."""
+SPEED_PROFILE = f"{GROUP}/speed-profile"
+"""The annotation of a job that names its SpeedProfile."""
+MADE_BY = "app.kubernetes.io/managed-by"
+"""Who made an object."""
 
 SPOT_LABELS: dict[str, tuple[str, ...]] = {
     "cloud.google.com/gke-spot": ("true",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic_core import to_json
+from pydantic import ConfigDict, Field, field_validator
 
 from shoal.api.base import Strict
+from shoal.api.json_text import NOTHING, JsonText, Kept
 from shoal.api.pod_template import pod_template_schema
 from shoal.api.rules import NAME, Natural, Positive, explained, rules
 
@@ -18,9 +18,12 @@ MOST_POOLS = 16
 
 Capacity = Literal["Spot", "OnDemand", "Any"]
 """Kinds of nodes, told apart by the labels of the platform."""
-PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
+MAX_TEMPLATE_BYTES = 128 << 10
+"""Of a template as JSON: the operator keeps it for as long as there is the job, and each of its pods has it."""
+_Template = Annotated[JsonText, Kept(dict[str, Any])]
+PsTemplate = Annotated[_Template, Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
 WorkerTemplate = Annotated[
-    dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
+    _Template, Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
 ]
 _POOL = explained(NAME, "must be the name of a CapacityPool: a-z, 0-9, '-' and '.'")
 PoolNames = Annotated[
@@ -41,15 +44,28 @@ class SnapshotSpec(Strict):
 class Templated(Strict):
     """A role whose pods are made from a template."""
 
+    if TYPE_CHECKING:
+        template: JsonText
+
     @cached_property
     def template_digest(self) -> str:
-        """A digest of the template: pods with another one were created before it changed.
+        """A digest of the template: pods with another one were created before it changed."""
+        return hashlib.sha256(self.template.text).hexdigest()[:12]
 
-        Keys are in the order in which the API server writes them, that of the alphabet. The largest template is 1.5 MB,
-        of which `json.dumps` takes four times as long.
-        """
-        template: dict[str, Any] = getattr(self, "template")  # noqa: B009 - each role declares its own
-        return hashlib.sha256(to_json(template)).hexdigest()[:12]
+    def container(self, name: str) -> dict[str, Any]:
+        """What the template says of the container of this name."""
+        containers = (self.template.read().get("spec") or {}).get("containers") or ()
+        return next((each for each in containers if each["name"] == name), {})
+
+    @field_validator("template", check_fields=False)
+    @classmethod
+    def _is_no_data(cls, template: JsonText) -> JsonText:
+        if (size := len(template.text)) > MAX_TEMPLATE_BYTES:
+            raise ValueError(
+                f"the template has {size} bytes as JSON, at most {MAX_TEMPLATE_BYTES} are possible: put what is large"
+                " into the image, a ConfigMap or a Secret"
+            )
+        return template
 
 
 class ParameterServers(Templated):
@@ -67,9 +83,9 @@ class ParameterServers(Templated):
     next; one that runs stays."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved. A change applies to servers that start later, as after a suspension."""
-    template: PsTemplate = Field(default_factory=dict)
-    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named `ps`.
-    A change applies to pods that have not run yet."""
+    template: PsTemplate = Field(default_factory=lambda: NOTHING)
+    """A PodTemplateSpec of at most 128 KiB as JSON, merged over Shoal's defaults as `kubectl patch` does. The training
+    container is named `ps`. A change applies to pods that have not run yet."""
 
 
 class Fallback(Strict):
@@ -157,6 +173,6 @@ class Workers(Templated):
     """What happens when no spot node is to be had. Unset: workers wait for one."""
     node_exclusion: NodeExclusion | None = None
     """When workers avoid a node. Unset: never."""
-    template: WorkerTemplate = Field(default_factory=dict)
-    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named
-    `worker`. A change applies to pods that have not run yet."""
+    template: WorkerTemplate = Field(default_factory=lambda: NOTHING)
+    """A PodTemplateSpec of at most 128 KiB as JSON, merged over Shoal's defaults as `kubectl patch` does. The training
+    container is named `worker`. A change applies to pods that have not run yet."""

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validat
 
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
+from shoal.api.json_text import NOTHING, JsonText, Kept
 from shoal.api.roles import ParameterServers, Workers
 from shoal.api.rules import MOST, NAME, STORED, Natural, Number, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
@@ -59,7 +60,8 @@ Entrypoint = Annotated[
 
 
 Arguments = Annotated[
-    dict[str, JsonValue],
+    JsonText,
+    Kept(Annotated[dict[str, JsonValue], Field(max_length=64)]),
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64}),
 ]
 MAX_ARGS_BYTES = 64 << 10
@@ -331,7 +333,7 @@ class TrainingSpec(Strict):
 
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
-    args: Arguments = Field(default_factory=dict, max_length=64)
+    args: Arguments = Field(default_factory=lambda: NOTHING)
     """Arguments of the entrypoint function, of at most 64 KiB: numbers, strings, booleans, lists and maps. A decimal
     in quotes is a float too, unless the function's parameter is a string."""
     code: CodeSource | None = None
@@ -362,7 +364,7 @@ class TrainingSpec(Strict):
         To its rules, two objects of fields that no schema names are equal if they have as many, and if those that both
         have are equal.
         """
-        return hashlib.sha256(json.dumps(self.args, sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.args.read(), sort_keys=True).encode()).hexdigest()[:12]
 
     def short_epoch(self, samples: int | None) -> str:
         """What is to be said of a batch that no epoch of so many samples fills; otherwise empty."""
@@ -373,8 +375,8 @@ class TrainingSpec(Strict):
 
     @field_validator("args")
     @classmethod
-    def _fits_into_an_environment(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if (size := len(json.dumps(args))) > MAX_ARGS_BYTES:
+    def _fits_into_an_environment(cls, args: JsonText) -> JsonText:
+        if (size := len(json.dumps(args.read()))) > MAX_ARGS_BYTES:
             raise ValueError(
                 f"the arguments have {size} bytes, at most {MAX_ARGS_BYTES} are possible: put what is large into the "
                 "code or the data"
@@ -452,6 +454,11 @@ class TrainingJobSpec(Strict):
     """The processes that compute gradients, on spot nodes. They may join and leave at any time."""
     elasticity: Elasticity = Elasticity()
     """Who decides how many workers there are, and on which pools: you, or Shoal by an objective."""
+
+    @property
+    def roles(self) -> tuple[ParameterServers, Workers]:
+        """Both roles."""
+        return self.parameter_servers, self.workers
 
     @property
     def ours(self) -> bool:

@@ -73,7 +73,7 @@ def reading(
 
 def manifest(job: Job, claim: str, api: Api) -> Json:
     """The pod."""
-    template = job.seen.spec.parameter_servers.template.get("spec") or {}
+    template = job.seen.spec.parameter_servers.template.read().get("spec") or {}
     where = Where("Any", _pool(job, api))
     containers = template.get("containers") or ()
     image = next((each["image"] for each in containers if each["name"] == "ps" and each.get("image")), None)

@@ -13,12 +13,19 @@ import logging
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.alias_generators import to_camel
 
 from shoal.cluster.cache import Cache, T
@@ -32,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 PAGE = 100
 """Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, and hold it for 5 ms."""
+PAGE_BYTES = 2**21
+"""That are parsed at once, unless it is one object: JSON of a user's own making takes fifty times as much meanwhile."""
 LARGEST_PAGE = 10_000
 """Where a list takes so long that its later pages are gone."""
 WATCH_SECONDS = 300
@@ -73,6 +82,48 @@ class ListMeta(_Wire):
 class _LoosePage(_Wire):
     metadata: ListMeta = ListMeta()
     items: list[dict[str, Any]] = []
+
+
+class _LooseFrame(_Wire):
+    type: str
+    object: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """An object that cannot be parsed: its metadata and conditions, and why.
+
+    Nothing of the error is kept: it holds all of the object, in a cycle that no garbage collection sees.
+    """
+
+    meta: Mapping[str, Any]
+    status: Mapping[str, Any]
+    why: str
+
+
+def _unread(found: Any, error: ValidationError) -> _Unread:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = [str(part) for part in first["loc"]]
+    field = ".".join(place[2:] if place[:1] == ["items"] else place[place[:1] == ["object"] :])
+    why = f"{field or 'the object'}: {first['msg'].removeprefix('Value error, ')}"
+    parts = ((found.get(name) if isinstance(found, dict) else None) for name in ("metadata", "status"))
+    meta, status = (part if isinstance(part, dict) else {} for part in parts)
+    return _Unread(
+        {
+            **{name: meta.get(name, "") for name in ("name", "namespace", "uid", "resourceVersion")},
+            "generation": meta.get("generation", 0),
+        },
+        {"conditions": status.get("conditions") or []},
+        why,
+    )
+
+
+def _tolerant(value: Any, read: ValidatorFunctionWrapHandler) -> object:
+    """One object of a page. Those that cannot be parsed are Python's objects one by one, since each may be large."""
+    try:
+        return read(value)
+    except ValidationError as error:
+        return _unread(value, error)
 
 
 @dataclass(frozen=True)
@@ -133,6 +184,7 @@ class Reflector(Generic[T]):
         self._changed = asyncio.Condition()
         model: Any = source.model
         self._page: Any = _page_of(model)
+        self._tolerant_page: Any = _page_of(Annotated[model, WrapValidator(_tolerant)])
         self._frame: Any = _frame_of(model)
 
     @property
@@ -294,6 +346,9 @@ class Reflector(Generic[T]):
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
+            if len(answer.body) > PAGE_BYTES and limit > 1:
+                limit //= 2
+                continue
             found = self._parse(answer.body)
             yield found
             if not found[0].continue_:
@@ -413,10 +468,13 @@ class Reflector(Generic[T]):
     def _take_other(self, line: bytes, version: str, error: ValidationError) -> str:
         """An error of the server, or an object that cannot be parsed, of which the last known state is kept."""
         try:
-            event = loads(line)
-            kind, found = event["type"], event["object"]
+            try:
+                event = _LooseFrame.model_validate_json(line)
+            except ValidationError:
+                event = _LooseFrame.model_validate(loads(line))
+            kind, found = event.type, event.object
             meta: dict[str, Any] = found.get("metadata") or {}
-        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        except ValueError as broken:  # also of pydantic
             raise Unavailable(f"watch: a line that is no event: {line[:100]!r}") from broken
         if kind == "ERROR":
             if found.get("code") == 410:
@@ -426,13 +484,19 @@ class Reflector(Generic[T]):
         if kind == "DELETED":
             self._cache.drop(meta.get("uid", ""), at=_number(at))
         elif kind != "BOOKMARK":
-            self._unreadable(found, error)
+            self._unreadable(_unread(found, error))
         return at
 
     def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
         """The metadata of a page, its objects, and the uids of objects that cannot be parsed."""
         try:
             page = self._page.model_validate_json(body, extra="ignore")
+            return page.metadata, page.items, []
+        except ValidationError:
+            pass
+        try:
+            page = self._tolerant_page.model_validate_json(body, extra="ignore")
+            return page.metadata, *self._readable(page.items)
         except ValidationError:
             try:
                 loose = _LoosePage.model_validate(loads(body))
@@ -440,26 +504,33 @@ class Reflector(Generic[T]):
                 raise Unavailable(
                     f"{self._source.path}: an answer that is no list: {body[:100]!r}"
                 ) from broken
-            readable: list[T] = []
-            unread: list[str] = []
-            for item in loose.items:
-                try:
-                    alone = json.dumps({"items": [item]})
-                    readable.append(self._page.model_validate_json(alone, extra="ignore").items[0])
-                except ValidationError as error:
-                    self._unreadable(item, error)
-                    unread.append(item.get("metadata", {}).get("uid", ""))
-            return loose.metadata, readable, unread
-        return page.metadata, page.items, []
+            return loose.metadata, *self._readable(map(self._alone, loose.items))
 
-    def _unreadable(self, found: Mapping[str, Any], error: ValidationError) -> None:
-        meta = found.get("metadata") or {}
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
-        if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
-            logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+    def _alone(self, item: dict[str, Any]) -> T | _Unread:
+        try:
+            alone: T = self._page.model_validate_json(json.dumps({"items": [item]}), extra="ignore").items[0]
+            return alone
+        except ValidationError as error:
+            return _unread(item, error)
+
+    def _readable(self, items: Iterable[T | _Unread]) -> tuple[list[T], list[str]]:
+        """Those that can be parsed, and the uids of the others, which are told."""
+        readable: list[T] = []
+        unread: list[str] = []
+        for each in items:
+            if isinstance(each, _Unread):
+                self._unreadable(each)
+                unread.append(each.meta["uid"])
+            else:
+                readable.append(each)
+        return readable, unread
+
+    def _unreadable(self, unread: _Unread) -> None:
+        meta = unread.meta
+        if self._cache.leave_unread(meta["uid"], _number(str(meta["resourceVersion"]))):
+            logger.error("cannot parse %s/%s: %.1000s", meta["namespace"], meta["name"], unread.why)
             self._on_unread()
-        self._on_unreadable(found, f"{field or 'the object'}: {first['msg'].removeprefix('Value error, ')}")
+        self._on_unreadable({"metadata": meta, "status": unread.status}, unread.why)
 
 
 def _number(version: str) -> int:
@@ -494,10 +565,10 @@ def _backoff(failures: int) -> float:
 
 
 @cache
-def _page_of(model: type[BaseModel]) -> type[BaseModel]:
+def _page_of(model: Any) -> type[BaseModel]:
     class Page(_Wire):
         metadata: ListMeta = ListMeta()
-        items: list[model] = []  # type: ignore[valid-type]
+        items: list[model] = []
 
     return Page
 

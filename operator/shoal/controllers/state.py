@@ -25,6 +25,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
 from shoal.controllers.arrival import as_heard
+from shoal.controllers.kept import R, kept
 from shoal.controllers.sharing import Run, Sharing, Tenant
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
@@ -132,6 +133,10 @@ def _described(profile: SpeedProfile) -> Hashable | None:
     return (profile.metadata.namespace, prior.fingerprint) if prior and prior.fingerprint else None
 
 
+def _kept(_old: R | None, new: R) -> R:
+    return kept(new)
+
+
 class ClusterState:
     """The caches. `platform`: of the nodes, if somebody said it; `wall`: tells when an object arrives."""
 
@@ -151,7 +156,7 @@ class ClusterState:
         self._unreadable: dict[str, tuple[str, str]] = {}
         """Pools that could not be parsed, by uid: the name, and why."""
         self.jobs: Cache[TrainingJob] = Cache(
-            self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, new, wall()))
+            self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, kept(new), wall()))
         )
         self.pods: Cache[Pod] = Cache(
             self._pod_changed,
@@ -167,12 +172,14 @@ class ClusterState:
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
         self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
         self.workloads: Cache[Workload] = Cache(self._owned_changed, {"job": _job_of})
-        self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed)
+        self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed, shared=_kept)
         self.nodes: Cache[Node] = Cache(
-            self._node_changed, shared=lambda old, new: as_heard(old, new, wall())
+            self._node_changed, shared=lambda old, new: as_heard(old, kept(new), wall())
         )
-        self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
-        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
+        self.pools: Cache[CapacityPool] = Cache(self._pool_changed, shared=_kept)
+        self.profiles: Cache[SpeedProfile] = Cache(
+            self._profile_changed, {"described": _described}, shared=_kept
+        )
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
         """Told every change of a job, before it is woken; so are these of nodes and pools."""
         self.on_gone: list[Callable[[str], None]] = []
@@ -209,14 +216,25 @@ class ClusterState:
             self._platform = self._platform_of(self._nodes.values())
         return self._platform
 
-    def cache_of(self, plural: str) -> Cache[Any] | None:
-        """The cache of a custom resource; None for another kind."""
-        caches: dict[str, Cache[Any]] = {
+    @property
+    def caches(self) -> dict[str, Cache[Any]]:
+        """All of them, by resource: see `sources`."""
+        return {
             TrainingJob.PLURAL: self.jobs,
+            "pods": self.pods,
+            "services": self.services,
+            "poddisruptionbudgets": self.budgets,
+            "workloads": self.workloads,
+            "resourceflavors": self.flavors,
+            "nodes": self.nodes,
             CapacityPool.PLURAL: self.pools,
             SpeedProfile.PLURAL: self.profiles,
         }
-        return caches.get(plural)
+
+    def cache_of(self, plural: str) -> Cache[Any] | None:
+        """The cache of a custom resource; None for another kind."""
+        ours = {TrainingJob.PLURAL, CapacityPool.PLURAL, SpeedProfile.PLURAL}
+        return self.caches[plural] if plural in ours else None
 
     def wake(self, plural: str, key: Key, priority: Priority = Priority.NORMAL) -> None:
         """Wake the controller of a custom resource."""

@@ -101,7 +101,7 @@ def workload_name(job: TrainingJob) -> str:
 
 def _asks(role: ParameterServers | Workers) -> list[object]:
     """What of a role decides about its quota and its nodes."""
-    spec = role.template.get("spec") or {}
+    spec = role.template.read().get("spec") or {}
     containers = {
         kind: [[each.get(field) for field in _OF_A_CONTAINER] for each in spec.get(kind) or ()]
         for kind in ("initContainers", "containers")

@@ -34,6 +34,8 @@ USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
 KUBERNETES_GRACE_SECONDS = 30
+SMALL_BYTES = 16 << 10
+"""Of a usual template as JSON."""
 RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -65,9 +67,10 @@ class Images:
 def has_gpu_image(job: TrainingJob, images: Images) -> bool:
     """Whether the job's workers on nodes with GPUs have an image that can use them: their own, or one with CUDA."""
     kept = job.status.images
-    containers = (job.spec.workers.template.get("spec") or {}).get("containers") or ()
-    return bool(images.worker_gpu or (kept is not None and kept.worker_gpu)) or any(
-        each["name"] == "worker" and each.get("image") for each in containers
+    return bool(
+        images.worker_gpu
+        or (kept is not None and kept.worker_gpu)
+        or job.spec.workers.container("worker").get("image")
     )
 
 
@@ -78,6 +81,12 @@ class PodFactory:
         self._job, self._images, self._platform = job, images, platform
         self._configs: dict[tuple[str, float], ConfigTemplate] = {}
         self._merged: dict[tuple[object, ...], tuple[Where, Manifest]] = {}
+        self._templates: dict[str, Manifest] = {}
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be kept: as Python's objects a template is up to sixty times as large as its text."""
+        return all(len(each.template.text) <= SMALL_BYTES for each in self._job.spec.roles)
 
     def serves(self, job: TrainingJob, images: Images, platform: Platform) -> bool:
         """Whether it makes the pods of this job as it is now: nothing of a status is in them."""
@@ -139,13 +148,18 @@ class PodFactory:
             "spec": {**merged["spec"], "restartPolicy": RESTARTS[role]},
         }
 
+    def _template_of(self, role: RoleName) -> Manifest:
+        if role not in self._templates:
+            self._templates[role] = _template(self._job, role)
+        return self._templates[role]
+
     def _template(self, place: Place, where: Where) -> Manifest:
         """The user's template over the defaults. A replacement's affinity names its own place."""
         key = (place[:2] if place.incarnation else place.role, where.key)
         known = self._merged.get(key)
         if known is None or known[0] != where:
-            template = _template(self._job, place.role)
-            defaults = _defaults(self._job, place, self._images, where, self._platform)
+            template = self._template_of(place.role)
+            defaults = _defaults(self._job, place, self._images, where, self._platform, template)
             merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
             # A null removes what Shoal sets: these two are then as Kubernetes has them, or as they were.
             merged["spec"].setdefault("terminationGracePeriodSeconds", KUBERNETES_GRACE_SECONDS)
@@ -174,15 +188,16 @@ def volumes_of(job: TrainingJob, role: str) -> list[Manifest]:
 
 
 def _template(job: TrainingJob, role: str) -> dict[str, Any]:
-    return (job.spec.parameter_servers if role == "ps" else job.spec.workers).template
+    return (job.spec.parameter_servers if role == "ps" else job.spec.workers).template.read()
 
 
 def _defaults(
-    job: TrainingJob, place: Place, images: Images, where: Where, platform: Platform
+    job: TrainingJob, place: Place, images: Images, where: Where, platform: Platform, template: Manifest
 ) -> dict[str, dict[str, Any]]:
     role = place.role
     volumes, mounts = _volumes(job, role)
-    asked = {*_resources(job, role, "limits"), *_resources(job, role, "requests")}
+    limited = _resources(template, role, "limits")
+    asked = {*limited, *_resources(template, role, "requests")}
     gpus = _gpus(where, asked) if role == "worker" else 0
     computes = gpus > 0 or any(name.startswith(_NVIDIA) for name in asked)
     image = images.ps if role == "ps" else (images.worker_gpu if computes else "") or images.worker
@@ -192,9 +207,7 @@ def _defaults(
         "command": _COMMAND[role],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {
-            "requests": {
-                k: v for k, v in _REQUESTS[role].items() if k not in _resources(job, role, "limits")
-            },
+            "requests": {k: v for k, v in _REQUESTS[role].items() if k not in limited},
             **({"limits": {GPU: gpus}} if gpus else {}),
         },
         "securityContext": {
@@ -236,12 +249,12 @@ def _defaults(
     return {"metadata": {"labels": {}, "annotations": dict(annotations)}, "spec": spec}
 
 
-def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
+def _resources(template: Manifest, role: str, kind: str) -> Collection[str]:
     """The resources that the template limits or requests.
 
     Kubernetes requests as much as a limit, and a default request above it would be rejected.
     """
-    containers = (_template(job, role).get("spec") or {}).get("containers") or ()
+    containers = (template.get("spec") or {}).get("containers") or ()
     return {
         name
         for each in containers
@@ -252,8 +265,9 @@ def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
 
 def worker_requests(job: TrainingJob, pool: CapacityPool) -> Amounts:
     """What a worker of a pool asks for, as far as its template and the pool say."""
-    containers = list((_template(job, "worker").get("spec") or {}).get("containers") or ())
-    asked = {*_resources(job, "worker", "limits"), *_resources(job, "worker", "requests")}
+    template = _template(job, "worker")
+    containers = list((template.get("spec") or {}).get("containers") or ())
+    asked = {*_resources(template, "worker", "limits"), *_resources(template, "worker", "requests")}
     defaults: dict[str, Any] = {
         name: amount for name, amount in _REQUESTS["worker"].items() if name not in asked
     }

@@ -49,7 +49,7 @@ def runtime_config(job: TrainingJob, place: Place, grace: float, cores: float = 
             Shard(host=names.service_host(job, shard)) for shard in range(servers.replicas)
         ),
         entrypoint=training.entrypoint,
-        args=dict(training.args),
+        args=training.args.read(),
         code_digest=(training.code.digest if training.code else None) or "",
         batch_size=training.batch_size,
         batch_sizes=tuple(

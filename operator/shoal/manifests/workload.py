@@ -62,8 +62,8 @@ def priority_class(job: TrainingJob) -> dict[str, str] | None:
     """
     if name := job.metadata.labels.get(names.PRIORITY_CLASS):
         return {**WORKLOAD_PRIORITY, "name": name}
-    for role in (job.spec.parameter_servers, job.spec.workers):
-        if name := (role.template.get("spec") or {}).get("priorityClassName"):
+    for role in job.spec.roles:
+        if name := (role.template.read().get("spec") or {}).get("priorityClassName"):
             return {**POD_PRIORITY, "name": name}
     return None
 

@@ -178,23 +178,12 @@ class Operator:
 
     def _make_reflectors(self, transport: Transport) -> dict[str, Reflector[Any]]:
         state, settings = self.state, self._settings
-        caches: dict[str, Any] = {
-            "trainingjobs": state.jobs,
-            "pods": state.pods,
-            "services": state.services,
-            "poddisruptionbudgets": state.budgets,
-            "workloads": state.workloads,
-            "resourceflavors": state.flavors,
-            "nodes": state.nodes,
-            "capacitypools": state.pools,
-            "speedprofiles": state.profiles,
-        }
         unreadable = {"trainingjobs": self._unreadable, "capacitypools": state.hear_unreadable_pool}
         return {
             name: Reflector(
                 transport,
                 source,
-                caches[name],
+                state.caches[name],
                 on_restart=partial(self._restarted, name),
                 on_unread=self.metrics.unread_objects.labels(name).inc,
                 on_unreadable=unreadable.get(name, _nothing),

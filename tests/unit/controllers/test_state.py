@@ -244,7 +244,7 @@ def test_pod_of_another_namespace_or_name_is_of_no_job_whatever_uid_its_owner_ha
     """Whoever may make pods anywhere chooses their labels and the uid of their owner."""
     manifest = build.job_manifest()
     manifest["metadata"] |= {"resourceVersion": "1"}
-    state.jobs.put(job := TrainingJob.model_validate(manifest))
+    state.jobs.put(TrainingJob.model_validate(manifest))
 
     def put(uid: str, version: int, **meta: Any) -> Pod:
         made = build.pod_manifest("worker", 0, deleting=build.NOW)
@@ -267,7 +267,7 @@ def test_pod_of_another_namespace_or_name_is_of_no_job_whatever_uid_its_owner_ha
     state.pods.drop("stranger")
     assert state.gone_pods(build.UID) == {}
     own = put("own", 3)
-    assert state.job_of(own) is job
+    assert state.job_of(own) is state.jobs.by_uid(build.UID)
     state.pods.drop("own")
     assert [*state.gone_pods(build.UID)] == ["digits-worker-0-0"]
 

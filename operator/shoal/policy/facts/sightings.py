@@ -184,8 +184,8 @@ class Memory:
         return PodFactory(seen.job, seen.images, seen.platform)
 
     def keep_pods(self, pods: PodFactory | None) -> None:
-        """Remember what makes them; or forget it, since none is to be made: it takes 10 KiB."""
-        self._pods = pods
+        """Remember what makes them; or forget it, since none is to be made: it takes 10 KiB. One that is large, too."""
+        self._pods = pods if pods is not None and pods.is_small else None
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
         """The workers that still are at rest; and the pods and the records of others, in order."""

@@ -156,9 +156,8 @@ def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile 
 
 def _cpu_limit(job: TrainingJob) -> float:
     """The CPU cores that the template allows a worker; 0: all of its node."""
-    containers = (job.spec.workers.template.get("spec") or {}).get("containers") or ()
-    resources = next((each.get("resources") for each in containers if each["name"] == "worker"), None)
-    return quantity(((resources or {}).get("limits") or {}).get("cpu", 0))
+    limits = (job.spec.workers.container("worker").get("resources") or {}).get("limits") or {}
+    return quantity(limits.get("cpu", 0))
 
 
 def _pace_before(job: TrainingJob) -> Pace | None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.labels import SPEED_PROFILE
 from shoal.api.mistakes import mistakes
 from shoal.api.rules import AS_WRITTEN
 from shoal.api.speed_profile import SpeedProfile
@@ -24,7 +25,7 @@ from shoal.errors import UsageError
 
 __all__ = ["profile_for", "read_job", "read_pools", "read_profiles"]
 
-PROFILE_ANNOTATION = "shoal.dev/speed-profile"
+PROFILE_ANNOTATION = SPEED_PROFILE
 
 M = TypeVar("M", bound=BaseModel)
 
