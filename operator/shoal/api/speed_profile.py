@@ -254,8 +254,8 @@ class SpeedProfileStatus(Status):
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Ready: False while plans leave the profile out, since the predictor fails with it, or rows of its spec; absent
-    if they never did."""
+    """Ready: False while plans leave the profile out, since the predictor fails with it or its namespace has too many
+    rows, or rows of its spec; absent if they never did."""
 
 
 class SpeedProfile(Resource):

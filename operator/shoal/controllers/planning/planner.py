@@ -184,7 +184,8 @@ class Planner:
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
         self._metrics.faults.labels("profile").inc(len(faults))
-        self._learner.judged(faults)
+        failed = {key: f"the predictor fails with it ({words})" for key, words in faults.items()}
+        self._learner.judged({**scene.unread, **failed})
         self._publish(proposals)
 
     def _publish(self, proposals: Answers) -> None:

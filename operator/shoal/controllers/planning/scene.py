@@ -5,7 +5,8 @@ To take it costs microseconds for each job, pool and profile; to read them takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
+from shoal.controllers.speedprofile.learn import newest
 from shoal.controllers.speedprofile.reconcile import Known, Learner
 from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
@@ -30,6 +32,8 @@ from shoal_trainer.contract import StatusReport
 
 SILENT_SECONDS = 300.0
 """A report older than this says nothing of the speed of now. Its work left is the newest that is known."""
+MOST_ROWS_READ = 8192
+"""Rows of SpeedProfiles of one namespace that a plan reads, 16 of the largest: everybody's plan waits for that."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Scene:
     pools: Mapping[str, CapacityPool]
     nodes: Mapping[str, Node]
     profiles: Mapping[Key, Known]
+    unread: Mapping[Key, str]
+    """Why other profiles are not read."""
     images: Images
     """Of pods whose template names none."""
 
@@ -123,9 +129,34 @@ def take(
         looks.append(Look(job, report, at - age, pods, profile))
     every = {key: learner.known(key) for key in learner.keys} if looks else {}
     asked = {look.profile for look in looks}
-    known = {key: each for key, each in every.items() if key in asked or not each.is_forgotten}
+    known, unread = read_profiles(every, asked)
     pools, nodes = dict(state.pools_by_name), dict(state.nodes_by_name)
-    return Scene(now, at, looks, jobs, pools, nodes, known, images)
+    return Scene(now, at, looks, jobs, pools, nodes, known, unread, images)
+
+
+def read_profiles(
+    every: Mapping[Key, Known], asked: Collection[Key]
+) -> tuple[dict[Key, Known], dict[Key, str]]:
+    """Those that a plan reads, and why it reads no others: what their namespace measured before.
+
+    Of each namespace as many as have `MOST_ROWS_READ` rows, those of planned jobs first, and then the newest.
+    """
+    known, unread, rows = dict[Key, Known](), dict[Key, str](), Counter[str]()
+    for key, each in sorted(
+        every.items(), key=lambda pair: (pair[0] in asked, newest(pair[1].profile)), reverse=True
+    ):
+        if key not in asked and each.is_forgotten:
+            continue
+        has = len(each.profile.spec.rows) + len(each.profile.status.rows)
+        rows[key[0]] += has
+        if has and rows[key[0]] > MOST_ROWS_READ:
+            unread[key] = (
+                f"with newer ones its namespace has {rows[key[0]]:,} rows of speeds, of which {MOST_ROWS_READ:,} are"
+                " read"
+            )
+        else:
+            known[key] = each
+    return known, unread
 
 
 def is_planned(job: TrainingJob) -> bool:

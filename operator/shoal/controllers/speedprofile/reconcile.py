@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.events import Event
+from shoal.api.labels import MADE_BY, SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileSpec, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
@@ -31,7 +32,7 @@ from shoal_trainer.contract import StatusReport
 
 logger = logging.getLogger(__name__)
 
-ANNOTATION = "shoal.dev/speed-profile"
+ANNOTATION = SPEED_PROFILE
 """On a TrainingJob: the name of its SpeedProfile, in place of the one that is found by the model's fingerprint."""
 SOON_SECONDS = 20.0
 """Interval of looks at a profile of which jobs report, and so of writes while estimates move: each look merges all."""
@@ -48,7 +49,7 @@ DAY_SECONDS = 86_400.0
 LEFT_OUT, ROWS_LEFT_OUT = "LeftOut", "RowsLeftOut"
 """Why a profile is not ready: as a whole, or some rows of its spec."""
 NAMED_ROWS = 5
-_MADE = {"app.kubernetes.io/managed-by": "shoal"}
+_MADE = {MADE_BY: "shoal"}
 """Labels of profiles that the operator made."""
 
 
@@ -88,7 +89,7 @@ class Known:
 
 
 class _Fault(NamedTuple):
-    """How the predictor fails with a profile, as its spec was in this generation."""
+    """Why plans leave a profile out, as its spec was in this generation."""
 
     generation: int
     words: str
@@ -190,7 +191,7 @@ class Learner:
         self._sources.pop(uid, None)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
-        """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
+        """Hear from the planner which profiles it leaves out, and why: it tells all of them every time."""
         every = {key_of(each): each for each in self._state.profiles.all()}
         known = {key: words for key, words in faults.items() if key in every}
         self._faults = {key: _Fault(every[key].metadata.generation, words) for key, words in known.items()}
@@ -280,10 +281,7 @@ class Learner:
             return profile.status.conditions  # as the operator before this one found it
         if fault is not None and fault.generation == generation:
             reason = LEFT_OUT
-            message = (
-                "plans leave this profile out, since the predictor fails with it "
-                f"({fault.words}): correct it, or delete it"
-            )
+            message = f"plans leave this profile out, since {fault.words}: correct it, or delete it"
         elif wrong := unusable_rows(profile, now):
             more = f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
             reason = ROWS_LEFT_OUT

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from shoal.sizing.accelerators import Catalogue, catalogue
@@ -62,12 +62,18 @@ class SpeedModel:
         every = merged(known)
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
+        self._loads, self._clusters = self._of_servers(planned)
         self.workers = WorkerModel(self._observations, self._sheets)
         self._speeds: dict[Configuration, WorkerSpeed] = {}
 
     @cached_property
     def servers(self) -> ServerModel:
         """The posterior of the parameter servers."""
+        found = (self._cluster(model, row) for model, row in self._clusters)
+        return ServerModel(self._loads, [cluster for cluster in found if cluster is not None])
+
+    def _of_servers(self, planned: Collection[str] | None) -> tuple[list[Load], list[tuple[Model, Row]]]:
+        """What tells of the servers: their loads, and of models without any the rows of several workers."""
         loads = [
             Load(profile.model, count, load.busy_seconds / load.updates, load.updates)
             for profile in self._profiles
@@ -75,14 +81,17 @@ class SpeedModel:
             if load.updates > 0 and load.busy_seconds > 0
         ]
         counted = {load.model.key for load in loads}
-        clusters = [
-            cluster
+        rows = [
+            (profile.model, row)
             for profile in self._profiles
             if profile.model.key not in counted
             for row in profile.rows
-            if (cluster := self._cluster(profile.model, row)) is not None
+            if row.workers > 1 and row.step_seconds is not None and self._sheets.knows(row.device)
         ]
-        return ServerModel(loads, clusters)
+        most = priors.MOST_PLANNED_CLUSTERS, priors.MOST_CLUSTERS
+        kept = _chosen(rows, planned, lambda each: each[0], _rank, *most)
+        self.left_out += sum(row.alone is None for _, row in rows) - sum(row.alone is None for _, row in kept)
+        return _chosen(loads, planned, lambda load: load.model, lambda load: -load.updates, *most), kept
 
     def worker(self, model: Model, device: str, devices: int, cores: float, batch: float) -> WorkerSpeed:
         """The step time of one worker without contention."""
@@ -121,7 +130,7 @@ class SpeedModel:
 
     def _cluster(self, model: Model, row: Row) -> Cluster | None:
         step = row.step_seconds
-        if row.workers < 2 or step is None or not self._sheets.knows(row.device):
+        if step is None:
             return None
         alone = self.worker(model, row.device, row.devices, row.cores, row.batch_size)
         return Cluster(
@@ -188,20 +197,49 @@ def chosen(every: Sequence[Observation], planned: Collection[str] | None = None)
     Where there are too many, owners take turns, in the turn of an owner its models, and of a model the most certain
     comes first: nobody has less room for what somebody else wrote than an equal part.
     """
-    first = [each for each in every if planned is None or each.configuration.model.key in planned]
-    rest = [each for each in every if planned is not None and each.configuration.model.key not in planned]
-    kept = _in_turn(first)[: priors.MOST_PLANNED_ROWS]
-    return kept + _in_turn(rest)[: max(priors.MOST_ROWS - len(kept), 0)]
+    return _chosen(
+        every,
+        planned,
+        lambda each: each.configuration.model,
+        lambda each: (each.variance, _mixed(each.configuration)),
+        priors.MOST_PLANNED_ROWS,
+        priors.MOST_ROWS,
+    )
 
 
-def _in_turn(every: Iterable[Observation]) -> list[Observation]:
-    """Owners in turn, and of each its models in turn; the most certain observations of a model first.
+def _rank(each: tuple[Model, Row]) -> tuple[float, int]:
+    """Of the rows of a model: what was measured often and lately is first."""
+    row = each[1]
+    measured = row.step or row.compute
+    return -priors.weight(row.age_seconds) * (measured.count if measured else 0.0), _mixed(row)
 
-    Those as certain are in an order that is theirs, whoever wrote them first, and spread over batches and devices.
-    """
-    owners: dict[str, dict[str, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-    for each in sorted(every, key=lambda each: (each.variance, crc32(repr(each.configuration).encode()))):
-        model = each.configuration.model
+
+def _mixed(value: object) -> int:
+    """An order of what is as certain that is its own, whoever wrote it first, and spread over batches and devices."""
+    return crc32(repr(value).encode())
+
+
+def _chosen(
+    every: Iterable[T],
+    planned: Collection[str] | None,
+    model_of: Callable[[T], Model],
+    rank: Callable[[T], Any],
+    most_planned: int,
+    most: int,
+) -> list[T]:
+    """As `chosen`, of anything about a model. `rank`: of the most certain of a model it is the least."""
+    first, rest = list[T](), list[T]()
+    for each in every:
+        (first if planned is None or model_of(each).key in planned else rest).append(each)
+    kept = _in_turn(first, model_of, rank)[:most_planned]
+    return kept + _in_turn(rest, model_of, rank)[: max(most - len(kept), 0)]
+
+
+def _in_turn(every: Iterable[T], model_of: Callable[[T], Model], rank: Callable[[T], Any]) -> list[T]:
+    """Owners in turn, and of each its models in turn; the most certain of a model first."""
+    owners: dict[str, dict[str, list[T]]] = defaultdict(lambda: defaultdict(list))
+    for each in sorted(every, key=rank):
+        model = model_of(each)
         owners[model.owner][model.key].append(each)
     return _alternating([_alternating(list(models.values())) for models in owners.values()])
 

@@ -72,6 +72,8 @@ def weight(age_seconds: float) -> float:
 
 MOST_ROWS = 600  # configurations that are fitted, where not more are of planned models: 2 s
 MOST_PLANNED_ROWS = 1200  # of planned models: 6 s
+MOST_CLUSTERS = 300  # and server loads, of other models than planned ones: 0.2 s
+MOST_PLANNED_CLUSTERS = 600
 
 # A snapshot: 2 s to begin, 60 MB/s (CM-DARE: 57 MB/s), 1 ms a tensor.
 SNAPSHOT_MEDIAN = (2.0, 1 / 60, 1e-3)

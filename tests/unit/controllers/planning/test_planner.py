@@ -904,6 +904,39 @@ async def test_rows_of_the_spec_that_no_plan_uses_are_told_with_what_is_wrong() 
     assert (corrected.status, corrected.reason) == ("True", "Valid")
 
 
+def test_of_a_namespace_so_many_rows_are_read_and_the_profiles_of_planned_jobs_before_newer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scene, "MOST_ROWS_READ", 10)
+    row = {"accelerator": "T4", "batchSize": 1, "stepSeconds": 1}
+
+    def known(name: str, namespace: str, day: int) -> tuple[Key, Known]:
+        meta = {"name": name, "namespace": namespace, "creationTimestamp": f"2026-11-{day:02}T00:00:00Z"}
+        made = {"metadata": meta, "spec": {"rows": [row] * 4}}
+        return (namespace, name), Known(
+            SpeedProfile.model_validate(made), {}, datetime(2026, 11, 21, tzinfo=UTC), lambda: None
+        )
+
+    every = dict([*(known(f"p{day}", "evil", day) for day in range(1, 6)), known("one", "team", 1)])
+    read, unread = scene.read_profiles(every, {("evil", "p2")})
+    assert read.keys() == {("evil", "p2"), ("evil", "p5"), ("team", "one")}
+    assert unread.keys() == {("evil", f"p{day}") for day in (1, 3, 4)}
+    assert "12 rows of speeds, of which 10 are read" in unread["evil", "p4"]
+
+
+async def test_a_profile_that_is_one_too_many_says_so() -> None:
+    key, path = ("team", "mine"), "/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/mine"
+    world = World()
+    manifest = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile", "spec": {}}
+    stored = world.cluster.add(path, {**manifest, "metadata": {"name": "mine", "namespace": "team"}})
+    world.state.profiles.put(SpeedProfile.model_validate(stored))
+    world.learner.judged({key: "its namespace has 9 rows"})
+    await world.learner(key)
+    (told,) = world.cluster.objects[path]["status"]["conditions"]
+    words = "plans leave this profile out, since its namespace has 9 rows: correct it, or delete it"
+    assert (told["status"], told["message"]) == ("False", words)
+
+
 @pytest.mark.parametrize("anew", [False, True])
 async def test_a_profile_is_left_out_until_it_is_corrected_though_nothing_is_planned(*, anew: bool) -> None:
     """Without a job nobody judges it: neither is it in order because the operator has begun `anew`."""

@@ -299,6 +299,31 @@ def test_what_is_planned_is_never_evicted_by_what_others_wrote() -> None:
     assert found.left_out == 1025 - priors.MOST_ROWS
 
 
+def test_of_clusters_owners_take_turns_and_too_many_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One user's profiles of 512 rows each took everybody's plans 28 s."""
+    monkeypatch.setattr(priors, "MOST_CLUSTERS", 20)
+    monkeypatch.setattr(priors, "MOST_PLANNED_CLUSTERS", 30)
+
+    def several(owner: str, models: int, rows: int) -> list[Profile]:
+        made = tuple(
+            Row("T4", batch_size=1 + n, workers=2 + n, step=LogMean.of(0.1, count=5)) for n in range(rows)
+        )
+        return [Profile(Model(f"m{n}", 5e8, 1_000_000, 60, owner), made, {}) for n in range(models)]
+
+    profiles = [*several("evil", 3, 40), *several("team", 1, 4), *several("mine", 1, 7)]
+    found = SpeedModel(profiles, planned={"mine/m0"})
+    kept = Counter(one.owner for one, _ in found._clusters)
+    assert kept == {"mine": 7, "team": 4, "evil": 9}
+    assert found.left_out == 120 - 9
+    busy = [
+        Profile(
+            Model(f"m{n}", 5e8, 1_000_000, 60, "evil"), (), {k: ServerLoad(1.0, 100.0) for k in range(1, 17)}
+        )
+        for n in range(3)
+    ]
+    assert len(SpeedModel(busy, planned=())._loads) == 20
+
+
 def test_where_there_are_too_many_rows_owners_take_turns_and_then_their_models() -> None:
     def many(name: str, owner: str, rows: int, variance: float) -> list[Observation]:
         one = Model(name, 9e8, 1_000_000, 60, owner)
