@@ -18,7 +18,8 @@ class Findings:
     other than Keras' global one, from which the step draws. `without_gradient`: positions of
     trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum. `metrics`: the names of
     the metrics whose sums the step returns. `embeddings`: by its path in x, the smallest Embedding that looks an
-    array up as it is.
+    array up as it is. `counts`: whether the step depends on the number of updates before it.
+    `no_means`: what a custom step returns that no sums over batches make up.
     """
 
     assigned: Sequence[Any] = ()
@@ -27,6 +28,8 @@ class Findings:
     rows: Sequence[Any] = ()
     metrics: tuple[str, ...] = ()
     embeddings: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
+    counts: bool = False
+    no_means: Sequence[str] = ()
 
     def warn(self, model: Any) -> None:
         """Log where training differs from plain Keras."""
@@ -41,6 +44,12 @@ class Findings:
                 "%s: not trained, because the loss has no gradient for these variables (unused, or hidden from Keras, "
                 "for example in a @tf.function).",
                 _paths([model.trainable_variables[index] for index in self.without_gradient]),
+            )
+        if self.no_means:
+            log.warning(
+                "%s: not among the metrics of training, because the result of a metric that is no mean over samples "
+                "(AUC, precision) cannot be added up over batches and workers. An evaluation has it.",
+                ", ".join(self.no_means),
             )
         if any(str(variable.dtype) == "float64" for variable in model.trainable_variables):
             log.warning("the model computes in float64; its parameters are held and exchanged in float32")

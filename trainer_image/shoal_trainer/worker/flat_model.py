@@ -12,9 +12,10 @@ accelerator all of it is one XLA cluster where Keras uses XLA, and a batch cross
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -120,12 +121,17 @@ class FlatModel:
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
-        self._updates = None if self.on_server else _count_for(model.optimizer)
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         if devices is None:
             devices = () if self._on_host else _several(accelerators())
         self._wire_dtype: npt.DTypeLike = np.uint16 if wire == "bf16" else np.float32
         self._compute_on(self._usable(devices))
+        with tf.device(self._device):
+            self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+        if not self.on_server:
+            self.found.counts = _count_for(model.optimizer, self._updates)
+        self.updates = 0
+        """Those of the job, at the parameters of an evaluation."""
         self._function: Any = None
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
@@ -198,9 +204,9 @@ class FlatModel:
         structure = self._inputs.structure
         step: Any
         if self.on_server:
-            step = GradientStep(self.model, self.found, metrics, self._averages)
+            step = GradientStep(self.model, self.found, metrics, self._averages, self._updates)
         elif self.device_count > 1:
-            step = AppliedStep(self.model, self.found, metrics, self._averages)
+            step = AppliedStep(self.model, self.found, metrics, self._averages, self._updates)
         else:
             step = optimizer_step(self.model, self.found, metrics, self._averages, xla=xla)
 
@@ -232,7 +238,7 @@ class FlatModel:
         """
         if not self._traced:
             self.trace()
-        if self._updates is not None:
+        if self.found.counts:
             self._updates.assign(updates)
         try:
             pieces, numbers = self._call(parameters, batch, upcoming)
@@ -329,6 +335,18 @@ class FlatModel:
         """Set the model's variables, to evaluate or save it."""
         unflatten(self.model, self.layout, flat)
 
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """In this block, `iterations` of an optimizer on the servers are `updates`: the model may compute with them."""
+        iterations = unwrap(self.model.optimizer).iterations
+        before = int(iterations.numpy())
+        if self.on_server:
+            iterations.assign(self.updates)
+        try:
+            yield
+        finally:
+            iterations.assign(before)
+
     @property
     def averages(self) -> tuple[Average, ...]:
         """The moving averages in the flat vector, once the step is traced."""
@@ -378,17 +396,17 @@ class FlatModel:
         return self.vector.encode([tf.reshape(piece, [-1]) for piece in observed], numbers)
 
 
-def _count_for(optimizer: Any) -> tf.Variable | None:
-    """Make learning-rate schedules on the worker follow the updates of the job, not those of this worker."""
+def _count_for(optimizer: Any, updates: tf.Variable) -> bool:
+    """Make learning-rate schedules on the worker follow the updates of the job, not those of this worker.
+
+    Returns whether there are some.
+    """
     rates = [(part, learning_rate_of(part)) for part in parts(optimizer)]
     kind = keras.optimizers.schedules.LearningRateSchedule
     scheduled = [(part, rate) for part, rate in rates if isinstance(rate, kind)]
-    if not scheduled:
-        return None
-    updates = tf.Variable(0, dtype=tf.int64, trainable=False)
     for part, schedule in scheduled:
         set_current_rate(part, partial(schedule, updates))
-    return updates
+    return bool(scheduled)
 
 
 def _several(devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,12 +38,21 @@ class GradientStep:
 
     The update: gradients of the trainable part, and new - old of the statistics. Several devices each compute the
     `part` of their samples, which reads and assigns no variable; `finish` makes the update of the parts' mean.
+
+    `updates`: a variable with the updates of the job before the step, if a step has read it (`Findings.counts`). It
+    stands in for the optimizer's `iterations`, which stay as they are: an exported optimizer has no state to go with.
     """
 
     def __init__(
-        self, model: Any, found: Findings, metrics: TrainingMetrics, averages: MovingAverages
+        self,
+        model: Any,
+        found: Findings,
+        metrics: TrainingMetrics,
+        averages: MovingAverages,
+        updates: tf.Variable,
     ) -> None:
         self.model, self._found, self._metrics, self._averages = model, found, metrics, averages
+        self._updates = updates
         self._optimizer = unwrap(model.optimizer)
         self._trainable, self._statistics = variables_of(model)
         self.trained = len(self._trainable)
@@ -54,24 +63,25 @@ class GradientStep:
 
     def __call__(self, values: list[Any], data: Any) -> Any:
         """The whole step on one device."""
-        part = self.part(values, data, self.scale(), [v.value for v in self.outside])
+        shared = self._scaler.scale(), self._updates  # which is not read where nothing needs it
+        part = self.part(values, data, shared, [v.value for v in self.outside])
         self.assign(part.outside)
         update, overflowed = self.finish(values, part.gradients, part.differences)
         return update, part.loss, part.sums, overflowed
 
-    def scale(self) -> Any:
-        """By how much the loss of the next step is multiplied, a scalar tensor."""
-        return self._scaler.scale()
+    def shared(self) -> tuple[Any, Any]:
+        """What all parts of the next step share, scalar tensors: the loss's factor, and the updates before it."""
+        return self._scaler.scale(), self._updates.read_value()
 
-    def part(self, values: list[Any], data: Any, scale: Any, outside: list[Any]) -> Part:
+    def part(self, values: list[Any], data: Any, shared: tuple[Any, Any], outside: list[Any]) -> Part:
         """The gradients of a batch, or of a device's share of it, from the values of all variables."""
-        model, found = self.model, self._found
+        model, found, (scale, updates) = self.model, self._found, shared
         x, y, weights, samples = data
         weights = filled(weights, samples)
         trained, before = values[: self.trained], values[self.trained :]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            predicted, loss, changed, others = self._forward(values, outside, x, y, weights)
+            predicted, loss, changed, others = self._forward(values, outside, updates, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(self._trainable, gradients)
@@ -89,12 +99,12 @@ class GradientStep:
             tf.cast(changed[id(v)], old.dtype) - old if id(v) in changed else tf.zeros_like(old)
             for v, old in zip(self._statistics, before, strict=True)
         ]
-        sums = self._metrics.sums(y, predicted, weights, samples)
+        sums = self._metrics.sums(y, predicted, weights, samples, lambda variable: changed[id(variable)])
         loss -= tf.cast(overstated(model), loss.dtype)
         return Part(gradients, differences, loss, sums, [changed.get(id(v)) for v in self.outside])
 
     def _forward(
-        self, values: list[Any], outside: list[Any], x: Any, y: Any, weights: Any
+        self, values: list[Any], outside: list[Any], updates: Any, x: Any, y: Any, weights: Any
     ) -> tuple[Any, Any, dict[int, Any], list[Any]]:
         """The outputs, the loss, and new values of variables by id, as Keras computes them, but assigned to none.
 
@@ -105,12 +115,13 @@ class GradientStep:
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
             *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
         ]
-        scope = _Scope(pairs)
+        scope = _Scope(pairs, self._optimizer.iterations, updates)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
-        with scope, self._averages.counted(), lookups(self._found, x):
+        with scope, self._averages.counted(), self._metrics.noted(), lookups(self._found, x):
             predicted = model(x, **kwargs)
             loss = compute_loss(model, x, y, predicted, weights)
+        self._found.counts |= scope.counts
         after = {id(v): scope.get_current_value(v) for v, _ in pairs}
         changed = {key: new for key, new in after.items() if new is not before[key]}
         if assigned := [v.path for v in self._trainable if id(v) in changed]:
@@ -138,11 +149,22 @@ class GradientStep:
 
 
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
-    """Holds the new values of the variables that it was given. Others are assigned at once, as in Keras' own step."""
+    """Holds the new values of the variables that it was given. Others are assigned at once, as in Keras' own step.
 
-    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+    `iterations` of an optimizer read as `updates`; `counts`: whether something has read them.
+    """
+
+    def __init__(self, pairs: list[tuple[Any, Any]], iterations: Any, updates: Any) -> None:
         super().__init__(pairs, collect_losses=True)
         self.others: dict[int, Any] = {}
+        self._iterations, self._updates = iterations, updates
+        self.counts = False
+
+    def get_current_value(self, variable: Any) -> Any:
+        if variable is not self._iterations:
+            return super().get_current_value(variable)
+        self.counts = True
+        return tf.cast(self._updates, variable.dtype)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
+from keras import Model
 from keras.layers import Embedding
+from keras.metrics import Mean
 from keras.random import SeedGenerator
 from keras.src import backend
 from keras.src.backend.common.global_state import set_global_attribute
@@ -89,6 +92,11 @@ def seeds_drawn(see: Callable[[Any], None]) -> contextlib.AbstractContextManager
     return _seen(SeedGenerator, "next", lambda generator, *_: see(generator))
 
 
+def means_updated(see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+    """Call `see(metric, values…)` at each update of a `Mean` in this block."""
+    return _seen(Mean, "update_state", see)
+
+
 def inputs_structure(model: Any) -> Any:
     """How the inputs of a functional model are nested; None for another model, which has a single structure."""
     return getattr(model, "_inputs_struct", None)
@@ -117,6 +125,38 @@ def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
     for element in elements:
         logs = model.test_function(iter((element,)))
     return dict(model._get_metrics_result_or_logs(logs))
+
+
+@contextlib.contextmanager
+def batches_taken_first(model: Any, *kinds: Literal["train", "test"]) -> Iterator[None]:
+    """In this block `fit` and `evaluate` take each batch from their data set before its step begins.
+
+    Keras takes it within a step that is traced for all: the step that finds no more still counts in the metrics, and
+    batches of several shapes have none.
+    """
+    names = [f"{kind}_function" for kind in kinds if not makes_own_function(model, kind)]
+    for name in names:
+        getattr(model, f"make_{name}")()
+    functions = {name: getattr(model, name) for name in names}
+
+    def taking(function: Callable[[Iterator[Any]], Any], iterator: Iterator[Any]) -> Any:
+        first = next(iterator)
+        others = itertools.islice(iterator, model.steps_per_execution - 1)
+        return function(itertools.chain([first], others))
+
+    for name, function in functions.items():
+        setattr(model, name, functools.partial(taking, function))
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(model, name, function)
+
+
+def makes_own_function(model: Any, kind: Literal["train", "test"]) -> bool:
+    """Whether the model replaces what calls its steps."""
+    name = f"make_{kind}_function"
+    return getattr(type(model), name) is not getattr(Model, name)
 
 
 # --- compile()

@@ -185,9 +185,10 @@ class Loop:
         server without a copy, and the server would not wait for the loop's copy.
         """
         flat: npt.NDArray[np.float32] = aligned(self._flat_model.layout.size, np.float32)
-        if not self.upstream.pull_exact(flat):
+        if (pulled := self.upstream.pull_exact(flat)) is None:
             self._deferred = task
             return
+        self._flat_model.updates = self._placement.config.step_after(pulled.samples)
         self._do_task(task, flat)
         self._followed_rate = None  # its callbacks may have set that of the model
         self._feed.task_finished()

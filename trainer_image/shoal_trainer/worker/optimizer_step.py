@@ -21,7 +21,7 @@ from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import has_own_step
-from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of_logs
+from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, no_means, sums_of_logs
 from shoal_trainer.worker.weighing import filled, overstated
 
 
@@ -70,10 +70,13 @@ def optimizer_step(
             variable.assign(value)
         model.reset_metrics()  # so that the logged values are those of this step, not means
         loss_tracker(model).reset_state()  # a model that overrides `metrics` may leave it out
-        with averages.counted(), lookups(found, split(data)[0] if own_step else data[0]):
+        with averages.counted(), metrics.noted(), lookups(found, split(data)[0] if own_step else data[0]):
             if own_step:
-                logs = model.train_step(data)
-                loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])
+                with no_means(model) as results:
+                    logs = model.train_step(data)
+                samples = tf.shape(tf.nest.flatten(data)[0])[0]
+                loss = _loss_of(logs)
+                sums, found.no_means = sums_of_logs(logs, samples, results)
             else:
                 loss, sums = _step(model, metrics, *data)
         after = [tf.convert_to_tensor(v.value) for v in exchanged]

@@ -100,14 +100,14 @@ class SeveralDevices:
         size = len(rest) // count
         parts = []
         with tf.device(self._devices[0]):
-            scale = self._step.scale()
+            shared = self._step.shared()
             outside = [v.value.read_value() for v in self._step.outside]
             drawn = global_seed_generator().state.value.read_value()
         for index, device in enumerate(self._devices):
             with tf.device(device):
                 arguments = rest[index * size : (index + 1) * size]
                 given = self._outside_of(index, outside)
-                parts.append(self._parts[index](flats[index], scale, given, drawn, arguments))
+                parts.append(self._parts[index](flats[index], shared, given, drawn, arguments))
         updates, numbers, changed, seeds = zip(*parts, strict=True)
         new = dict(zip(self._changed, changed[0], strict=True))
         with tf.device(self._devices[0]):
@@ -130,7 +130,7 @@ class SeveralDevices:
         return given
 
     def _part_on(self, index: int, device: str) -> Callable[..., Any]:
-        def part(flat: Any, scale: Any, outside: list[Any], seed: Any, arguments: Any) -> Any:
+        def part(flat: Any, shared: Any, outside: list[Any], seed: Any, arguments: Any) -> Any:
             given = iter(arguments)
             *data, whole, real = map_leaves(lambda _: next(given), self._structure)
             outside = [
@@ -142,7 +142,7 @@ class SeveralDevices:
             replace_global_seed_generator(stand_in)
             try:
                 with tf.device(device), counted_whole(self._step.model, whole, real):
-                    found = self._step.part(self._decode(flat), data, scale, outside)
+                    found = self._step.part(self._decode(flat), data, shared, outside)
                     loss = tf.reduce_mean(tf.cast(found.loss, tf.float32))
                     # Values of samples were multiplied, so that their gradients' mean is the sum.
                     if found.loss.shape.rank:

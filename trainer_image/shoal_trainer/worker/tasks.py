@@ -139,7 +139,7 @@ class Tasks:
         model = self._flat_model.model
         with blamed():
             first, rows = begun(self._job, self._flat_model, self._batch_size, self._checked)
-            with memory_is_enough(), _without_xla(model):
+            with memory_is_enough(), _without_xla(model), self._flat_model.counted():
                 if evaluates_itself(model):
                     results = self._own_evaluate(first)
                 else:

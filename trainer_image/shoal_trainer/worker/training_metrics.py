@@ -1,4 +1,4 @@
-"""The metrics of `compile()`, and the losses of several outputs, in training: the sums of one step.
+"""The metrics of `compile()`, the losses of several outputs and what a model tracks, in training: the sums of one step.
 
 The coordinator adds them up to the means of an epoch.
 
@@ -8,7 +8,8 @@ Those have values in the evaluation only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,10 +19,13 @@ import tensorflow as tf
 from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
 from shoal_trainer.worker.keras_internals import (
     MeanMetricWrapper,
+    compiled_loss,
     compiled_metrics,
     flat_metrics,
     keras_mask,
+    loss_tracker,
     mean_of_function,
+    means_updated,
     of_outputs,
     output_shape,
 )
@@ -46,16 +50,46 @@ class TrainingMetrics:
                 found += [(output, weighs, metric) for metric in (metrics.metrics if metrics else ())]
         named = zip(_names(self._compiled), found, strict=False)
         self._parts = [(name, *part) for name, part in named if _is_mean_of_function(part[-1])]
+        self._updated = set[int]()
 
-    def sums(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
-        """The sums over the batch that was traced last, whose first `samples` rows are real. `weights`: see `Batch`."""
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note which means the model's own code updates in this block, where a step is traced."""
+        self._updated = set()
+        with means_updated(lambda metric, *_: self._updated.add(id(metric))):
+            yield
+
+    def sums(
+        self,
+        y: Any,
+        predicted: Any,
+        weights: Any,
+        samples: Any,
+        value: Callable[[Any], Any] = tf.convert_to_tensor,
+    ) -> Sums:
+        """The sums over the batch that was traced last, whose first `samples` rows are real. `weights`: see `Batch`.
+
+        `value`: gives what the step made of a metric's variable that was 0 before it.
+        """
         count = tf.cast(samples, tf.float32)
         losses = {
             name: (tf.cast(mean, tf.float32) * count, count)
             for name, mean in losses_of_outputs(self._model).items()
         }
+        # As in Keras, an update of what is tracked counts as often as it says.
+        tracked = {each.name: (value(each.total), value(each.count)) for each in self._tracked()}
+        own = {**losses, **self._of_compile(y, predicted, weights, samples)}
         return dict(
-            [*losses.items(), *self._of_compile(y, predicted, weights, samples).items()][:MAX_METRICS]
+            [*own.items(), *((name, pair) for name, pair in tracked.items() if name not in own)][:MAX_METRICS]
+        )
+
+    def _tracked(self) -> Iterator[Any]:
+        """The means that layers, `call` or `compute_loss` have updated, and that are in Keras' logs."""
+        losses = compiled_loss(self._model)
+        known = [loss_tracker(self._model), *(losses.metrics if losses is not None else ())]
+        others = (each for each in self._model.metrics if all(each is not one for one in known))
+        return (
+            each for each in others if id(each) in self._updated and _is_mean(each) and each.name != "loss"
         )
 
     def _of_compile(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
@@ -75,18 +109,47 @@ class TrainingMetrics:
         }
 
 
-def sums_of_logs(model: Any, logs: Mapping[str, Any], samples: Any) -> Sums:
-    """The sums of the numbers that a custom `train_step` returned for one batch, each counted once per sample."""
-    metrics = {metric.name: metric for metric in model.metrics}
-    if (compiled := compiled_metrics(model)) is not None and compiled.built:
-        metrics |= dict(zip(_names(compiled), compiled.metrics, strict=False))
+@contextlib.contextmanager
+def no_means(model: Any) -> Iterator[set[str]]:
+    """The names of the tensors that `result()` of a metric gives in this block, if it is no mean over samples."""
+    compiled, found = compiled_metrics(model), set[str]()
+    inside = compiled.metrics if compiled is not None and compiled.built else ()
+    metrics = [each for each in (*model.metrics, *inside) if each is not compiled and not _is_mean(each)]
+
+    def noting(result: Callable[[], Any]) -> Callable[[], Any]:
+        def noted() -> Any:
+            value = result()
+            found.update(each.name for each in tf.nest.flatten(value) if tf.is_symbolic_tensor(each))
+            return value
+
+        return noted
+
+    for metric in metrics:
+        metric.result = noting(metric.result)
+    try:
+        yield found
+    finally:
+        for metric in metrics:
+            del metric.result
+
+
+def sums_of_logs(logs: Mapping[str, Any], samples: Any, results: Collection[str]) -> tuple[Sums, list[str]]:
+    """The sums of the numbers that a custom `train_step` returned for one batch, each counted once per sample.
+
+    And the names of those that are `results` of metrics that are no means, which are left out.
+    """
     count = tf.cast(samples, tf.float32)
-    values = {
-        name: tf.cast(value, tf.float32)
-        for name, value in logs.items()
-        if name != "loss" and _is_number(value) and (name not in metrics or _is_mean(metrics[name]))
-    }
-    return {name: (value * count, count) for name, value in list(values.items())[:MAX_METRICS]}
+    numbers = {name: value for name, value in logs.items() if name != "loss" and _is_number(value)}
+    left_out = [name for name, value in numbers.items() if _is_one_of(value, results)]
+    values = {name: tf.cast(value, tf.float32) for name, value in numbers.items() if name not in left_out}
+    return {name: (value * count, count) for name, value in list(values.items())[:MAX_METRICS]}, left_out
+
+
+def _is_one_of(value: Any, names: Collection[str]) -> bool:
+    """Whether a tensor is one of these, in any dtype."""
+    while tf.is_symbolic_tensor(value) and value.name not in names and value.op.type in {"Cast", "Identity"}:
+        value = value.op.inputs[0]
+    return tf.is_symbolic_tensor(value) and value.name in names
 
 
 def as_vector(loss: Any, sums: Sums) -> Any:

@@ -189,15 +189,15 @@ class Upstream:
             self._flat_model.vector.reuse(send.update)
         self.last_answer = self._clock()
 
-    def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
-        """Get the parameters of an evaluation or export; False if an outage begins instead."""
+    def pull_exact(self, flat: npt.NDArray[np.float32]) -> Pulled | None:
+        """Get the parameters of an evaluation or export; None if an outage begins instead."""
         try:
-            self.answers.ask(lambda client: client.pull(flat, idle=True, exact=True))
+            pulled = self.answers.ask(lambda client: client.pull(flat, idle=True, exact=True))
         except Unreachable as error:
             self._begin_outage(error, None)
-            return False
+            return None
         self.outdated = True
-        return True
+        return pulled
 
     def leave(self) -> None:
         """Wait for the push in flight, and release the leases."""

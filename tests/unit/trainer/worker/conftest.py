@@ -27,12 +27,12 @@ def start_servers(tmp_path):
 MATRIX = {
     "test_anticipation", "test_best_weights", "test_compose", "test_embedding", "test_end_of_training",
     "test_evaluation", "test_export", "test_flat_model", "test_forward_pass", "test_gpu_program", "test_hardware",
-    "test_hooks", "test_idle", "test_input_wait", "test_joining", "test_keras_equivalence", "test_label_check",
-    "test_learning_rate", "test_local_optimizer", "test_logits", "test_loop", "test_loop_data", "test_loop_outages",
-    "test_lora", "test_losses", "test_losses_per_output", "test_lost_server_during_task", "test_moving_statistics",
-    "test_non_finite", "test_overflow", "test_randomness", "test_refusals", "test_rounds", "test_scalar_loss",
-    "test_skipped_statistics", "test_target", "test_tasks", "test_training_metrics", "test_weighing",
-    "test_without_call",
+    "test_hooks", "test_idle", "test_input_wait", "test_iterations", "test_joining", "test_keras_equivalence",
+    "test_label_check", "test_learning_rate", "test_local_optimizer", "test_logits", "test_loop",
+    "test_loop_data", "test_loop_outages", "test_lora", "test_losses", "test_losses_per_output",
+    "test_lost_server_during_task", "test_moving_statistics", "test_non_finite", "test_overflow",
+    "test_randomness", "test_refusals", "test_rounds", "test_scalar_loss", "test_skipped_statistics",
+    "test_target", "test_tasks", "test_training_metrics", "test_weighing", "test_without_call",
 }  # fmt: skip
 """The modules whose tests run a model: nightly both ways, because XLA compiles each model. A test that XLA cannot pass
 is marked `on_host`, with its reason."""

@@ -216,6 +216,21 @@ def applied(make, of=functional, **options):
     return [float(np.abs(np.subtract(*each)).max()) for each in (updates, losses, metrics)]
 
 
+def ramp():
+    """The loss on several devices after four updates, by that after one, of a loss that grows with them."""
+
+    class Ramp(Plain):
+        def compute_loss(self, *arguments, **named):
+            loss = super().compute_loss(*arguments, **named)
+            return loss * keras.ops.cast(self.optimizer.iterations, loss.dtype)
+
+    begin()
+    flat_model = FlatModel(compiled(Ramp()), batch(), "fp32", on_host=False, devices=SEVERAL)
+    flat_model.trace()
+    first, second = (flat_model.step(parameters(flat_model), batch(), updates).loss for updates in (1, 4))
+    return [flat_model.device_count, second / first]
+
+
 def decaying(**options):
     return keras.optimizers.Adadelta(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), **options)
 
@@ -357,6 +372,7 @@ CASES = {
         )
     ),
     "without gradient": lambda: applied(lambda: decaying(weight_decay=0.1), of=spare),
+    "ramp": ramp,
     "not finite": not_finite,
     "fallback": fallback,
     "whole worker": whole_worker,

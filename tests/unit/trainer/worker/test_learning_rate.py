@@ -1,5 +1,7 @@
 """Callbacks that set the learning rate set that of the whole job, as Keras' `fit` would in one process."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -113,7 +115,7 @@ def test_an_optimizer_on_the_worker_has_the_rate_of_the_job_whatever_its_callbac
     compiled = rate_of(model)
     placement = Placement(OptimizerConfig(name="delta"), "adamax runs on the worker")
     bench = Scripted(keras_model=model, placement=placement, task=lambda *_: set_rate(model, 1e-4))
-    bench.loop.upstream.pull_exact = lambda _flat: True
+    bench.loop.upstream.pull_exact = lambda _flat: SimpleNamespace(samples=0)
     step = bench.loop._flat_model.step
     bench.loop._flat_model.step = lambda *given: (seen.append(rate_of(model)), step(*given))[1]
     task = TaskWork((1, 1), "callbacks")

@@ -244,3 +244,75 @@ def test_non_finite_metric_is_left_out():
     step = server.flat_model.step(server.tensor, given)
     assert step.finite
     assert [name for name, _, _ in step.metrics] == ["accuracy"]
+
+
+class Tracked(keras.Model):
+    """Its layer and its loss keep means of their own; another one is of evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.dense.size = keras.metrics.Mean(name="size")
+        self.part, self.judged = keras.metrics.Mean(name="part"), keras.metrics.Mean(name="judged")
+
+    def call(self, x):
+        predicted = self.dense(x)
+        self.dense.size.update_state(keras.ops.mean(predicted))
+        return predicted
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.part.update_state(loss / 3)
+        if not training:
+            self.judged.update_state(loss)
+        return loss
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
+def test_means_that_a_model_tracks_are_those_of_keras(optimizer, monkeypatch):
+    monkeypatch.setitem(globals(), "ROWS", 2 * SIZE)
+
+    def built():
+        keras.utils.set_random_seed(6)
+        model = Tracked()
+        model.compile(getattr(keras.optimizers, optimizer)(0.0), "mse", metrics=["mae"])
+        return model
+
+    y = X[:, :1]
+    found, expected = trained(built(), X, y), fitted(built(), X[:ROWS], y[:ROWS])
+    assert set(found) == {"mae", "size", "part"}
+    assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
+
+
+class Scored(keras.Model):
+    """Its step returns what metrics give, under names of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.auc, self.mean = keras.metrics.AUC(name="auc"), keras.metrics.Mean(name="mean")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        predicted = self(x)
+        self.auc.update_state(y > 0, tf.sigmoid(predicted))
+        self.mean.update_state(predicted)
+        score = self.auc.result()
+        return {
+            "loss": tf.reduce_mean(predicted),
+            "mean": self.mean.result(),
+            "score": score,
+            "half": tf.cast(tf.cast(score, tf.float16), tf.float32),
+        }
+
+
+def test_results_of_metrics_that_are_no_means_are_left_out_under_any_name(caplog):
+    model = Scored()
+    model.compile("sgd")
+    assert list(trained(model, X, X[:, :1])) == ["mean"]
+    told = [each.getMessage() for each in caplog.records if "cannot be added up" in each.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("score, half: not among the metrics of training")
