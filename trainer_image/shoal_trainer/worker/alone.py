@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ranges import Ranges
-from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.keras_internals import batches_taken_first
 from shoal_trainer.worker.weighing import weigh_samples
 
 
@@ -27,17 +27,14 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     weigh_samples(model)
     visit, epoch = Visits(job, batch_size), itertools.count()
     ended: list[BaseException] = []
-    example = job.data.example(batch_size)
-    training = dataset_of(
-        lambda: visit(next(epoch)), example, ended, varying(model, job.data.lengths, example)
-    )
+    training = dataset_of(lambda: visit(next(epoch)), job.data.example(batch_size), ended)
     if visit.batches is not None:  # of unknown length, Keras counts one step more in each epoch
         training = training.apply(tf.data.experimental.assert_cardinality(visit.batches))
     validation = None
     if job.validation is not None:
-        judged = next(validation_batches(job.validation, batch_size))
-        validation = validation_dataset(job.validation, batch_size, model, judged, ended)
-    with quiet_end(), as_raised(ended):
+        source, first = job.validation, next(validation_batches(job.validation, batch_size))
+        validation = dataset_of(lambda: validation_batches(source, batch_size), first, ended)
+    with quiet_end(), as_raised(ended), batches_taken_first(model, "train", "test"):
         model.fit(
             training,
             epochs=epochs,
@@ -112,52 +109,6 @@ def validation_batches(source: Source, batch_size: int) -> Iterator[Batch]:
     yield from remaining
 
 
-def validation_dataset(
-    source: Source,
-    batch_size: int,
-    model: keras.Model,
-    example: Batch,
-    ended: list[BaseException],
-    watched: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
-) -> tf.data.Dataset:
-    """`Training.validation` as the data set of `fit` and `evaluate`. `example`, `ended`: as in `dataset_of`.
-
-    `watched`: what its batches pass through.
-    """
-    axes = varying(model, source.lengths, example)
-    return dataset_of(lambda: watched(validation_batches(source, batch_size)), example, ended, axes)
-
-
-def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:
-    """The axes in which batches may differ, for each array of `example`.
-
-    Of an input of the model, those of unknown size; of what is none, the axis that `lengths` are of. Of labels and
-    weights, those that are as long.
-    """
-
-    def free(leaf: Any, given: Any) -> tuple[int, ...]:
-        if given is None:
-            return (1,) if np.ndim(leaf) > 1 and leaf.shape[1] in lengths else ()
-        return tuple(axis for axis, size in enumerate(given.shape) if axis and size is None)
-
-    x, others = list(leaves(example.x)), list(leaves((example.y, example.weights)))
-    found = list(map(free, x, _inputs(model, example.x)))
-    sizes = {leaf.shape[axis] for leaf, axes in zip(x, found, strict=True) for axis in axes} - {1}
-    yield from found
-    for leaf in others:
-        yield tuple(axis for axis, size in enumerate(leaf.shape) if axis and size in sizes)
-
-
-def _inputs(model: keras.Model, x: Any) -> list[Any]:
-    """The input of a functional model for each array of x, which may be given by name; None for one that is none."""
-    count, inputs = len(list(leaves(x))), list(getattr(model, "inputs", None) or ())
-    if inputs and isinstance(x, dict) and len(x) == count:
-        named = model.input if isinstance(model.input, dict) else {each.name: each for each in inputs}
-        if named.keys() <= x.keys():
-            return [named.get(name) for name in sorted(x)]
-    return inputs if len(inputs) == count else [None] * count
-
-
 def as_keras(batch: Batch) -> Any:
     """The real samples of a batch, as Keras' `fit` and `evaluate` take them."""
     element = batch.as_given()
@@ -166,15 +117,12 @@ def as_keras(batch: Batch) -> Any:
 
 
 def dataset_of(
-    iterate: Callable[[], Iterator[Batch]],
-    example: Batch,
-    ended: list[BaseException],
-    axes: Iterator[tuple[int, ...]],
+    iterate: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
 ) -> tf.data.Dataset:
-    """The data set for `fit`: each iteration calls `iterate` once. `example` is one of its batches.
+    """The data set for `fit` and `evaluate`: each iteration calls `iterate` once. `example` is one of its batches.
 
-    `axes`: in which others may have another size (see `varying`). Short batches are not padded, as Keras accepts them.
-    An error of `iterate` is added to `ended`, because TensorFlow replaces it (see `as_raised`).
+    Others may differ from it in any size (see `batches_taken_first`): short batches are not padded, as Keras accepts
+    them. An error of `iterate` is added to `ended`, because TensorFlow replaces it (see `as_raised`).
     """
 
     def rows() -> Iterator[Any]:
@@ -186,10 +134,8 @@ def dataset_of(
             raise
 
     def spec(leaf: Any) -> tf.TensorSpec:
-        tensor, free = tf.convert_to_tensor(leaf), (0, *next(axes))
-        return tf.TensorSpec(
-            [None if axis in free else n for axis, n in enumerate(tensor.shape)], tensor.dtype
-        )
+        tensor = tf.convert_to_tensor(leaf)
+        return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
 
     signature = map_leaves(spec, as_keras(example))
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)

@@ -27,17 +27,12 @@ from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.errors import Interrupted, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
-from shoal_trainer.worker.alone import (
-    as_keras,
-    as_raised,
-    quiet_end,
-    validation_dataset,
-)
+from shoal_trainer.worker.alone import as_keras, as_raised, dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
-from shoal_trainer.worker.keras_internals import evaluate
+from shoal_trainer.worker.keras_internals import batches_taken_first, evaluate
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.optimizers import averages, has_call, take_average
 from shoal_trainer.worker.out_of_memory import memory_is_enough
@@ -154,10 +149,9 @@ class Tasks:
     def _own_evaluate(self, first: Batch) -> Mapping[str, Any]:
         """What the model's own `evaluate` gives for the data set that `fit` would give it."""
         model, ended = self._flat_model.model, list[BaseException]()
-        rows = validation_dataset(
-            self._job.validation, self._batch_size, model, first, ended, self._until_drain
-        )
-        with quiet_end(), as_raised(ended):
+        source, size = self._job.validation, self._batch_size
+        rows = dataset_of(lambda: self._until_drain(validation_batches(source, size)), first, ended)
+        with quiet_end(), as_raised(ended), batches_taken_first(model, "test"):
             results = model.evaluate(x=rows, verbose=0, return_dict=True)
         if not isinstance(results, Mapping):
             kind = type(results).__name__

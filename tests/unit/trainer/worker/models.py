@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from shoal_trainer import Indexed, Training
 
@@ -91,3 +92,38 @@ def subclassed(kind=Subclassed, optimizer="sgd"):
 
 def job(model=functional, **options):
     return Training(model=model, data=DATA, validation=DATA, **options)
+
+
+class Tracking(keras.Model):
+    """An autoencoder whose steps keep the mean of the loss in a metric, as in Keras' guides; it predicts zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, kernel_initializer="zeros")
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x - self(x)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+    def test_step(self, x):
+        self.mean.update_state(tf.reduce_mean(tf.square(x - self(x))))
+        return {"loss": self.mean.result()}
+
+
+def tracking(kind=Tracking):
+    """That model, which learns nothing."""
+    begin()
+    made = kind()
+    made.compile(keras.optimizers.SGD(0.0))
+    return made

@@ -15,6 +15,7 @@ from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.worker.alone import Visits
 from shoal_trainer.worker.coordination import spec_of
+from tests.unit.trainer.worker.models import tracking
 
 
 def seen(batches):
@@ -216,3 +217,21 @@ def test_another_split_is_other_samples_and_another_rounding_is_not(kind):
     assert not spec(x[first]).same_samples(spec(x[second]))
     if kind == "features":
         assert spec(x[first]).same_samples(spec((x[first] * (1 + 1e-6)).astype(np.float32)))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_fit_counts_each_batch_once_in_the_means_that_a_model_tracks(known, tmp_path):
+    """In training and validation data of known length, and of a length that only reading tells."""
+    rows = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    for part in range(3):
+        np.save(tmp_path / f"{part}.npy", rows[4 * part : 4 * part + 4])
+
+    def dataset(path):
+        return tf.data.Dataset.from_tensor_slices(np.load(path))
+
+    data = Indexed.from_arrays(rows) if known else Files(f"{tmp_path}/*.npy", dataset, shuffle=0)
+    history = (
+        Training(model=tracking, data=data, validation=data).fit(epochs=2, batch_size=4, verbose=0).history
+    )
+    expected = [pytest.approx(np.square(rows).mean(), rel=1e-5)] * 2
+    assert history.history == {"loss": expected, "val_loss": expected}

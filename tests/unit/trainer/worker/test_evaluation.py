@@ -15,6 +15,7 @@ from shoal_trainer.worker.alone import quiet_end
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks, evaluated
 from shoal_trainer.worker.validation import look
+from tests.unit.trainer.worker.models import Tracking, tracking
 
 X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
 DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
@@ -395,4 +396,20 @@ def test_evaluation_that_does_not_fit_here_may_fit_on_another_worker():
     network.make_test_function = full
     with pytest.raises(OutOfMemory, match="ALLOC_FAILED"):
         runner.evaluate(flat)
+    runner.close()
+
+
+class OwnEvaluate(Tracking):
+    def evaluate(self, *arguments, **options):
+        return super().evaluate(*arguments, **options)
+
+
+@pytest.mark.parametrize("kind", [Tracking, OwnEvaluate])
+def test_a_mean_that_a_model_tracks_counts_each_batch_once(kind):
+    network = tracking(kind)
+    data = Indexed.from_arrays(X)
+    flat_model = FlatModel(network, data.example(4), "fp32")
+    runner = Tasks(Training(model=lambda: network, data=data, validation=data), flat_model, 4)
+    expected = pytest.approx(np.square(X).mean(), rel=1e-5)
+    assert runner.evaluate(flat_model.initial()).metrics == {"val_loss": expected}
     runner.close()

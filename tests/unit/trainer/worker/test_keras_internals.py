@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer.worker import keras_internals as internals
+from shoal_trainer.worker.alone import quiet_end
 from tests.unit.trainer.worker.models import functional
 
 ROOT = Path(__file__).parents[4]
@@ -150,6 +151,23 @@ def test_evaluation_of_batches(model):
     found = internals.evaluate(model, [(x[:4], y[:4]), (x[4:], y[4:])])
     expected = model.evaluate(x, y, batch_size=4, return_dict=True, verbose=0)
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_batches_that_are_taken_before_their_steps(steps):
+    """Data of unknown length and shape give what arrays give, also if several steps are one call."""
+    made = functional(norm=True)
+    made.steps_per_execution = steps
+    x, y = np.ones((6, 6, 6, 1), np.float32), np.arange(6) % 4
+    spec = (tf.TensorSpec([None] * 4), tf.TensorSpec([None], tf.int64))
+    rows = [(x[low : low + 2], y[low : low + 2]) for low in (0, 2, 4)]
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    with internals.batches_taken_first(made, "train", "test"), quiet_end():
+        found = made.evaluate(data, return_dict=True, verbose=0)
+        made.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert int(made.optimizer.iterations) == 6
+    expected = functional(norm=True).evaluate(x, y, batch_size=2, return_dict=True, verbose=0)
+    assert found == pytest.approx(expected)
 
 
 def test_optimizers():
