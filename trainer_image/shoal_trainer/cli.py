@@ -234,7 +234,7 @@ def check(
     """Try a job in seconds, on this machine: what would fail later, or only on a cluster or a GPU.
 
     Imports it, builds the model on one batch of the data, trains a step with and without XLA, evaluates, runs the
-    callbacks for one epoch and exports the model. Without OBJECT, the Training of FILE.py is looked for. Exit code: 0
+    callbacks for two epochs and exports the model. Without OBJECT, the Training of FILE.py is looked for. Exit code: 0
     if a cluster would take it (with or without warnings), 1 if not, 2 if the command line is wrong.
     """
     _choose_tensorflow()

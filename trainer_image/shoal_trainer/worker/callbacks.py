@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from shoal_trainer.contract import HISTORY
 from shoal_trainer.data.read_errors import is_network_outage
@@ -23,7 +24,7 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import CallbackOutage, DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.training import Training
 from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
-from shoal_trainer.worker.layout import variables_of
+from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import parts, unwrap
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,13 @@ def failure(what: str, error: BaseException) -> TrainerError:
 
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Raise `UserError` if callbacks change the optimizer, its schedule or which variables are trained."""
+    """Raise `UserError` if callbacks change what only this worker would follow.
+
+    That is the optimizer, its schedule, which variables are trained, and the values of those that are not.
+    """
     optimizer, variables = unwrap(model.optimizer), variables_of(model)
     rates = _fixed_rates(optimizer)
+    values = [(each, each.value.read_value()) for each in (*variables[1], *outside_layout(model))]
     yield
     changed = unwrap(model.optimizer)
     if changed is not optimizer or _fixed_rates(changed) != rates:
@@ -119,6 +124,13 @@ def unchanged(model: Any) -> Iterator[None]:
         raise UserError(
             "A callback cannot change which variables are trained (layer.trainable): the parameter servers hold those "
             "of the start. Use a second job, whose model function loads the exported model and unfreezes its layers."
+        )
+    if assigned := [
+        each.path for each, value in values if not np.array_equal(value.numpy(), each.numpy(), equal_nan=True)
+    ]:
+        raise UserError(
+            f"A callback sets {', '.join(assigned)}, and training would not see it: callbacks run on one worker. Let "
+            "the model compute it from the step, self.optimizer.iterations, where it uses it."
         )
 
 

@@ -7,12 +7,13 @@ The state of callbacks (patience, best values) is not stored: new callbacks get 
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Hooks:
     ) -> None:
         self._build = build
         self._made: Sequence[Any] | None = None
+        self._unused: list[tuple[Any, dict[str, Any]]] = []
+        """The callbacks, and their attributes before any hook was called."""
         self._model = model
         self._epochs = epochs
         self._contained = contained
@@ -73,8 +76,15 @@ class Hooks:
 
     @property
     def _callbacks(self) -> Sequence[Any]:
-        if self._made is None:
-            self._made = self._build()
+        return self._make() if self._made is None else self._made
+
+    def _make(self) -> Sequence[Any]:
+        """Make the callbacks, which have seen no epoch, even if the user's function returns the same objects again."""
+        for callback, state in self._unused:
+            vars(callback).clear()
+            vars(callback).update(state)
+        self._made = self._build()
+        self._unused = [(callback, _copied(vars(callback))) for callback in self._made]
         return self._made
 
     def run(self, history: Sequence[dict[str, float]], learning_rate: float | None = None) -> bool:
@@ -91,10 +101,12 @@ class Hooks:
         history = tuple(dict(logs) for logs in history)
         try:
             self._delete_checkpoints()
+            if anew := not self._continues(history):
+                self._end()  # closes their files
             with unchanged(self._model):
-                self._catch_up(history, learning_rate)
-                if self._model.stop_training or len(history) == self._epochs:
-                    self._end()
+                self._catch_up(history, learning_rate, anew=anew)
+            if self._model.stop_training or len(history) == self._epochs:
+                self._end()
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
@@ -141,10 +153,14 @@ class Hooks:
         self._end()
         self._temporary.cleanup()
 
-    def _catch_up(self, history: Sequence[dict[str, float]], learning_rate: float | None) -> None:
+    def _continues(self, history: Sequence[dict[str, float]]) -> bool:
         seen = self._seen
-        if seen is None or len(history) <= len(seen) or history[: len(seen)] != seen:
-            seen = self._begin()
+        return seen is not None and len(history) > len(seen) and history[: len(seen)] == seen
+
+    def _catch_up(
+        self, history: Sequence[dict[str, float]], learning_rate: float | None, *, anew: bool
+    ) -> None:
+        seen = self._begin() if anew or self._seen is None else self._seen
         for epoch in range(len(seen), len(history)):
             if self._model.stop_training:  # as in Keras, no epoch follows
                 break
@@ -156,8 +172,7 @@ class Hooks:
 
     def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:
-            self._end()  # closes their files
-            self._made = self._build()
+            self._make()
             shutil.rmtree(self._folder)
             self._folder.mkdir()
         self._seen, self._ended = (), False
@@ -243,3 +258,11 @@ class Hooks:
                 callback.on_train_end(logs)
             except (Exception, SystemExit) as error:
                 log.warning("%s.on_train_end failed: %s", type(callback).__name__, where(error))
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes, with copies of lists and the like, in which callbacks collect what they see."""
+    kinds = (MutableSequence, MutableMapping, MutableSet)
+    return {
+        name: copy.copy(value) if isinstance(value, kinds) else value for name, value in attributes.items()
+    }

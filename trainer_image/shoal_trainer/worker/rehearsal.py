@@ -2,7 +2,7 @@
 
 A cluster finds a mistake only where it happens: in the first step, after the first epoch, on a GPU, at the export. Each
 of these is tried here on one batch with the worker's own code, and the rehearsal goes on after an error, so one run
-names everything at once. Nothing is sent, nothing is stored; callbacks see one epoch.
+names everything at once. Nothing is sent, nothing is stored; callbacks see two epochs.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, left_to_keras, unsuppor
 State = Literal["ok", "warning", "error", "skipped"]
 LOOK_BATCHES = 64
 """How many batches of the validation are read, to find one of each shape."""
+EPOCHS = 2
+"""That callbacks see: what they do before an epoch may differ from the second one on."""
 PLACES = {True: "parameter servers", False: "workers"}
 
 
@@ -277,8 +279,12 @@ class Rehearsal:
         trained = {each.name: each.total / (each.weight or 1.0) for each in (step.metrics if step else ())}
         with self._tasks(job, model) as tasks:
             logs = {"loss": step.loss if step else 0.0, **trained, **metrics}
-            outcome = tasks.run_callbacks(model.initial(), [logs])
-            say("ran for one epoch" + (f"; they write {', '.join(outcome.files)}" if outcome.files else ""))
+            files = dict.fromkeys(
+                name
+                for epoch in range(EPOCHS)
+                for name in tasks.run_callbacks(model.initial(), [logs] * (epoch + 1)).files
+            )
+            say("ran for two epochs" + (f"; they write {', '.join(files)}" if files else ""))
 
     def _export(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
         with self._tasks(dataclasses.replace(job, callbacks=None, validation=None), model) as tasks:
@@ -290,7 +296,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _tasks(self, job: Training, model: FlatModel) -> Iterator[Tasks]:
-        tasks = Tasks(job, model, self._config.batch_size, 1, threading.Event(), contained=True)
+        tasks = Tasks(job, model, self._config.batch_size, EPOCHS, threading.Event(), contained=True)
         try:
             yield tasks
         finally:

@@ -424,3 +424,72 @@ def test_callbacks_that_met_an_outage_are_new_on_the_next_worker(running):
     reachable.append(True)
     assert running(lambda: Reports(seen)).run(LOGS[:2]) is False
     assert seen == ["begin", (0, 3.0), (1, 2.0)]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("shared", [False, True])
+def test_callbacks_begin_anew_after_a_rollback_also_where_a_function_returns_the_same_objects(model, shared):
+    class Seen(callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.rows = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.rows.append(logs["loss"])
+
+    def made():
+        best = callbacks.ModelCheckpoint(
+            "best.weights.h5", "loss", save_best_only=True, save_weights_only=True
+        )
+        return [best, Seen(), callbacks.CSVLogger("log.csv")]
+
+    kept, ran = made(), []
+
+    def build():
+        ran.append(callbacks_of(job(callbacks=(lambda: kept) if shared else made)))
+        return ran[-1]
+
+    hooks = Hooks(build, model, 10)
+    first, best, worse = {"loss": 1.0}, {"loss": 0.2}, {"loss": 0.6}
+    hooks.run([first])
+    hooks.run([first, best])
+    hooks.run([first, worse])  # the job was rolled back to its first epoch
+    checkpoint, seen, _ = ran[-1]
+    assert (checkpoint.best, seen.rows) == (0.6, [1.0, 0.6])
+    assert [name for name, _ in hooks.files()] == ["best.weights.h5", "log.csv"]
+    hooks.close()
+
+
+class Anneals(callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.beta.assign(epoch / 2)
+
+
+class Evaluates(callbacks.Callback):
+    """With other values, which it takes back."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        before = float(self.model.beta)
+        self.model.beta.assign(7.0)
+        self.model.beta.assign(before)
+
+
+class Ends(callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.model.beta.assign(3.0)
+
+
+@pytest.mark.parametrize("kind", [Anneals, Evaluates, Ends])
+def test_a_value_that_only_the_worker_of_a_callback_would_have_is_refused(kind):
+    model = functional(norm=True)
+    model.beta = keras.Variable(0.0, trainable=False, name="beta")
+    hooks = Hooks(lambda: [kind()], model, 2)
+    if kind is Anneals:
+        with pytest.raises(
+            UserError, match=r"A callback sets beta, .* from the step, self\.optimizer\.iterations"
+        ):
+            hooks.run(LOGS[:1])
+    else:
+        hooks.run(LOGS[:1])
+        hooks.run(LOGS[:2])
+    hooks.close()
