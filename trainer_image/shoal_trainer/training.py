@@ -102,6 +102,7 @@ class Training:
     def _convert(self) -> None:
         """Make sources of the data."""
         data = as_source(self.data, "Training(data=…)")
+        data.check_countable()
         if self.class_weight is not None and not isinstance(data, Mapped):
             data = Mapped(data, ClassWeights.of(self.class_weight))
         object.__setattr__(self, "data", data)

@@ -74,6 +74,9 @@ class Source(ABC):
         """
         return 0
 
+    def check_countable(self) -> None:  # noqa: B027 - of most data it is known
+        """Raise `UserError` if nobody can say how many samples make an epoch of training. Reads none."""
+
     @abstractmethod
     def describe(self) -> Extent:
         """How much data there is. Raises `UserError` if there is none, `Unreachable` if the storage does not answer."""

@@ -59,7 +59,8 @@ class Stream(Source):
             argument that is called `seed`, or has no default, gets a number in it: it follows from the seed of
             `Training`, and is another one on each worker and in each pass over the data; then no worker skips samples.
             Data that end are repeated. A `tf.data.Dataset` may also yield single samples.
-        samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known.
+        samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known; as
+            validation, all of any data that end.
         lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
             that holds them; of their arrays those whose length differs in the first 16 batches. Without it, each new
             shape of a batch is compiled.
@@ -77,12 +78,20 @@ class Stream(Source):
     _passes: itertools.count[int] = field(init=False, repr=False, default_factory=itertools.count)
     _read: int = field(init=False, repr=False, default=0)
     """How many samples this worker has taken before its last outage."""
+    _cut: bool = field(init=False, repr=False, default=False)
+    """Whether an evaluation was told to read a part of the data."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
         if _is_dataset(self.data):
             require_dataset(self.data, "The data set")
-        self._check_countable()
+        if self.samples is not None:
+            if self.samples < 1:
+                raise UserError(f"Stream(samples={self.samples}): an epoch must have at least one sample.")
+        elif (known := self._cardinality) == 0:
+            raise UserError(EMPTY)
+        elif known == -1:
+            raise self._uncountable(", because it never ends")
 
     @property
     def remark(self) -> str:  # type: ignore[override]
@@ -148,12 +157,16 @@ class Stream(Source):
 
     def whole(self, batch_size: int) -> Iterator[Batch]:
         """One pass over the data from their beginning, to `samples` if that was given."""
-        end, stop = 0, self.samples
-        for element in self._elements(batch_size):
+        end, stop, elements = 0, self.samples, self._elements(batch_size)
+        for element in elements:
             rows = element if stop is None else taken(element, slice(0, stop - end))
             end += count(rows)
             yield fill(rows, batch_size, end)
             if end == stop:
+                if not self._cut and _is_dataset(self.data) and self._cardinality == -2:
+                    self._set(_cut=count(rows) < count(element) or any(map(count, elements)))
+                    if self._cut:
+                        log.warning("an evaluation reads samples=%d, and the data set has more", stop)
                 return
 
     def _taken(self, samples: int, batch_size: int) -> Iterator[Any]:
@@ -224,29 +237,30 @@ class Stream(Source):
         )
         return parameters.get("seed") or next(wanting, None)
 
-    def _check_countable(self) -> None:
-        """Raise `UserError` if nobody can say how many samples make an epoch. Reads none."""
-        if self.samples is not None:
-            if self.samples < 1:
-                raise UserError(f"Stream(samples={self.samples}): an epoch must have at least one sample.")
-        elif (known := self._cardinality) == 0:
-            raise UserError(EMPTY)
-        elif known < 0:
-            raise UserError(
-                f"It is unknown how many samples {_name(self.data)} has"
-                + (", because it never ends" if known == -1 else "")
-                + ". Say how many make an epoch, or an evaluation: Stream(data, samples=N)."
-            )
+    def check_countable(self) -> None:
+        """See `Source`."""
+        if self.samples is None and self._cardinality < 0:
+            raise self._uncountable()
+
+    def _uncountable(self, why: str = "") -> UserError:
+        return UserError(
+            f"It is unknown how many samples {_name(self.data)} has{why}. Say how many make an epoch, or an "
+            "evaluation: Stream(data, samples=N)."
+        )
 
     @property
     def _cardinality(self) -> int:
-        return int(self.data.cardinality()) if _is_dataset(self.data) else -2
+        """As TensorFlow counts: -1 of data that never end, -2 of data whose end only reading finds."""
+        if _is_dataset(self.data):
+            return int(self.data.cardinality())
+        return -1 if getattr(self.data, "num_batches", 0) is None else -2  # of a PyDataset
 
     @functools.cached_property
     def _counted(self) -> _Counted:
         """Not before it is asked for: it may run the user's pipeline, which validation data need not."""
         if self.samples is not None:
             return _Counted(self.samples)
+        self.check_countable()
         known = self._cardinality
         rounded = (
             known > 1

@@ -146,6 +146,35 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(data, words):
         training(data())
 
 
+def filtered():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, _: x[0] >= 10).batch(8)
+
+
+@pytest.mark.parametrize(
+    "form", [filtered, lambda: Stream(filtered()), lambda: Stream(lambda: iter([(X[10:], Y[10:])]))]
+)
+def test_validation_of_unknown_length_is_read_to_its_end(form):
+    found = training((X, Y), validation=form()).validation
+    assert [int(n) for batch in found.whole(16) for n in np.ravel(batch.as_given()[0])] == list(range(10, 40))
+    with pytest.raises(UserError, match="unknown how many samples"):
+        training(form())
+
+
+@pytest.mark.parametrize("form", [lambda: filtered().repeat(), Endless, lambda: Stream(Endless())])
+def test_validation_that_never_ends_needs_a_number_of_samples(form):
+    with pytest.raises(UserError, match=r"never ends.*samples=N"):
+        training((X, Y), validation=form())
+
+
+@pytest.mark.parametrize(("samples", "cut"), [(20, True), (24, True), (30, False), (50, False)])
+def test_an_evaluation_of_a_part_of_the_data_is_told_once(samples, cut, caplog):
+    found = training((X, Y), validation=Stream(filtered(), samples=samples)).validation
+    for _ in range(2):
+        assert sum(batch.samples for batch in found.whole(8)) == min(samples, 30)
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [f"an evaluation reads samples={samples}, and the data set has more"] * cut
+
+
 def test_batches_of_a_pydataset_must_be_alike():
     class Uneven(Sequence):
         def __getitem__(self, index):
