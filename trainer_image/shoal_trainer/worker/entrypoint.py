@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from shoal_trainer.contract import CODE_ARCHIVE, CODE_DIR
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.training import Training, as_training
+
+log = logging.getLogger(__name__)
 
 USAGE = 2
 """The code with which argparse exits."""
@@ -42,7 +47,8 @@ def load(
     module_name, attribute = check(entrypoint, *folders)
     sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]
     try:
-        module = importlib.import_module(module_name)
+        with _told_of_fit():
+            module = importlib.import_module(module_name)
     except UserError as error:
         raise with_location(error) from error
     except TrainerError:
@@ -93,6 +99,28 @@ def _raise_outage(error: BaseException, what: str) -> None:
         raise Unreachable(f"{what}: {summary(error)}") from error
 
 
+@contextlib.contextmanager
+def _told_of_fit() -> Iterator[None]:
+    """Log it if `fit` is called in this block; it trains as always."""
+    import keras
+
+    fit = keras.Model.fit
+
+    def told(model: keras.Model, *args: Any, **options: Any) -> Any:
+        log.warning(
+            "the module calls fit() when it is imported: every worker trains before it joins. Put it under "
+            "`if __name__ == '__main__':`"
+        )
+        keras.Model.fit = fit  # once is enough
+        return model.fit(*args, **options)
+
+    keras.Model.fit = told
+    try:
+        yield
+    finally:
+        keras.Model.fit = fit
+
+
 def check(entrypoint: str, *folders: Path) -> tuple[str, str]:
     """Split "module:object" and look for the top-level module without importing it. Raises `UserError`."""
     module_name, separator, attribute = entrypoint.partition(":")
@@ -127,6 +155,8 @@ def _remedy(error: BaseException) -> str:
             ". A package: install it here with pip, and for a cluster in an image of your own (docs/install.md, Your "
             "image). A file of your own: `shoal submit` takes what lies beside the script, and the rest by --file PATH"
         )
+    if isinstance(error, TypeError) and str(error).startswith("Training.__init__() got an unexpected"):
+        return ". What Keras' fit takes is elsewhere in a job (docs/keras.md, From fit)"
     if isinstance(error, FileNotFoundError):
         return (
             ". A pod has the script and what travels with it (--file PATH), and nothing else of your machine: data "

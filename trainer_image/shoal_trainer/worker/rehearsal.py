@@ -150,13 +150,7 @@ class Rehearsal:
         return result
 
     def _load(self) -> Training:
-        with _fits() as fits:
-            job = load(self._entrypoint, self._args, self._folder)
-        if fits:
-            _log.warning(
-                "the module calls fit() when it is imported: every worker would train before it joins. Put it under "
-                "`if __name__ == '__main__':`"
-            )
+        job = load(self._entrypoint, self._args, self._folder)
         module = sys.modules[self._entrypoint.partition(":")[0]]
         if missing := beside_the_image(Path(module.__file__ or "")):
             _log.warning(
@@ -304,22 +298,6 @@ class Rehearsal:
 
 
 _log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def _fits() -> Iterator[list[str]]:
-    """The names of the models whose `fit` was called; it trains as always."""
-    found, fit = list[str](), keras.Model.fit
-
-    def noted(model: keras.Model, *args: Any, **options: Any) -> Any:
-        found.append(model.name)
-        return fit(model, *args, **options)
-
-    keras.Model.fit = noted
-    try:
-        yield found
-    finally:
-        keras.Model.fit = fit
 
 
 @contextlib.contextmanager

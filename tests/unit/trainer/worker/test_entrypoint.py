@@ -63,6 +63,22 @@ parser.parse_args()
 """
 
 
+FITS = """
+import keras
+import numpy as np
+from shoal_trainer import Training
+
+def build():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+x = np.ones((4, 1))
+job = Training(model=build, data=(x, x))
+histories = [build().fit(x, x, epochs=1, verbose=0) for _ in range(2)]
+"""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -73,9 +89,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "options.py").write_text(OPTIONS)
     (tmp_path / "package.py").write_text("import lightgbm_of_nobody\n")
     (tmp_path / "reads.py").write_text("open('no/such.csv')\n")
+    (tmp_path / "fits.py").write_text(FITS)
+    (tmp_path / "epochs.py").write_text("from shoal_trainer import Training\n\njob = Training(epochs=3)\n")
     (tmp_path / "writes.py").write_text("raise OSError(30, 'Read-only file system', 'out')\n")
     yield tmp_path
-    for name in ("goodjob", "loading", "syntaxerror", "importerror", "exits"):
+    for name in ("goodjob", "loading", "syntaxerror", "importerror", "exits", "fits"):
         sys.modules.pop(name, None)
 
 
@@ -128,6 +146,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
             {},
             "has no 'training'. It has: job, build, leave, make, mistaken, mixed, needs, nothing, rated, reads, wide.",
         ),
+        ("epochs:job", {}, "What Keras' fit takes is elsewhere in a job (docs/keras.md, From fit)"),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
         (
             "package:job",
@@ -211,6 +230,13 @@ def test_data_that_user_code_cannot_load_now_are_waited_for(folder, where):
     assert isinstance(load("loading:job", folder=folder), Training)
 
 
+def test_a_module_that_trains_when_it_is_imported_is_told_once(folder, caplog):
+    assert load("fits:job", folder=folder) is sys.modules["fits"].job
+    assert [len(each.history["loss"]) for each in sys.modules["fits"].histories] == [1, 1]
+    told = [each.getMessage() for each in caplog.records if "calls fit()" in each.getMessage()]
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -218,6 +244,10 @@ def test_data_that_user_code_cannot_load_now_are_waited_for(folder, where):
         (
             {"data": [1, 2]},
             "Training(data=…) cannot be of the type list. Use arrays (x, y), Indexed, Files",
+        ),
+        (
+            {"validation": 0.2},
+            "cannot be of the type float. There is no validation_split: pass other samples. Use",
         ),
         ({"validation": 7}, "Training(validation=…) cannot be of the type int. Use arrays"),
         (
