@@ -56,7 +56,8 @@ def as_source(data: Any, argument: str) -> Source:
             f"{argument} is a function. Pass the data that it returns, or Stream(function, samples=N) if it returns "
             "batches as Keras' fit takes them."
         )
-    raise UserError(f"{argument} cannot be of the type {kind.__name__}. {FORMS}.")
+    split = " There is no validation_split: pass other samples." if isinstance(data, float) else ""
+    raise UserError(f"{argument} cannot be of the type {kind.__name__}.{split} {FORMS}.")
 
 
 def _is_array(data: Any) -> bool:

@@ -21,6 +21,7 @@ from shoal_trainer.worker.keras_internals import (
     compiled_loss,
     compiled_metrics,
     layers_of,
+    makes_own_function,
     user_loss,
     user_metrics,
 )
@@ -41,6 +42,11 @@ def build(model: Any, example: Batch) -> None:
     if not model.compiled or model.optimizer is None:
         raise UserError(
             "The model is not compiled. Call model.compile(optimizer=…, loss=…) before returning it from the function."
+        )
+    if makes_own_function(model, "train"):
+        raise UserError(
+            "The model has a make_train_function() of its own, which no worker calls: the parameters of a step come "
+            "from the parameter servers. Override train_step(data) instead."
         )
     _check_compiled(model)
     weigh_samples(model)
@@ -65,6 +71,12 @@ def build(model: Any, example: Batch) -> None:
                 f"sample_weight has no entry for {', '.join(map(repr, missing))}, of which y has labels. Give each "
                 "output its weights; np.ones(…) weighs all samples alike."
             ) from error
+        if unlabelled := _outputs_without_labels(model, example):
+            raise UserError(
+                f"The model has the output {', '.join(map(repr, unlabelled))}, of which y has no labels: with a "
+                "sample_weight per output, Keras computes no metrics then. Leave it out of the model that is trained "
+                "(another keras.Model of the same layers may return it), or pass zeros as its labels and weights."
+            ) from error
         if _in(error, WeighedLoss.__call__):
             loss = keras.tree.map_structure(_name, user_loss(compiled_loss(model)))
             raise _does_not_fit(f"compile(loss={loss})", model, example, error) from error
@@ -88,6 +100,14 @@ def _outputs_without_weights(example: Batch) -> list[str]:
     if not (isinstance(example.weights, dict) and isinstance(example.y, dict)):
         return []
     return sorted(set(example.y) - set(example.weights))
+
+
+def _outputs_without_labels(model: Any, example: Batch) -> list[str]:
+    """The outputs of a functional model that have neither labels nor an entry in a dict of weights."""
+    outputs = getattr(model, "output", None)
+    if isinstance(outputs, dict) and isinstance(example.weights, dict) and isinstance(example.y, dict):
+        return sorted(set(outputs) - set(example.y))
+    return []
 
 
 def _does_not_fit(what: str, model: keras.Model, example: Batch, error: Exception) -> UserError:

@@ -83,8 +83,10 @@ class Hooks:
         for callback, state in self._unused:
             vars(callback).clear()
             vars(callback).update(state)
-        self._made = self._build()
-        self._unused = [(callback, _copied(vars(callback))) for callback in self._made]
+        made = self._build()
+        self._unused = [(callback, _copied(vars(callback))) for callback in made]
+        self._model.history = keras.callbacks.History()  # as in Keras, the last one, which does nothing else
+        self._made = [*made, self._model.history] if made else ()
         return self._made
 
     def run(self, history: Sequence[dict[str, float]], learning_rate: float | None = None) -> bool:

@@ -493,3 +493,17 @@ def test_a_value_that_only_the_worker_of_a_callback_would_have_is_refused(kind):
         hooks.run(LOGS[:1])
         hooks.run(LOGS[:2])
     hooks.close()
+
+
+def test_callbacks_find_the_history_of_the_model(running, model):
+    seen = []
+
+    class Reads(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(self.model.history.history.get("loss", [])[:])  # as in Keras, of the epochs before
+
+    hooks = running(Reads)
+    for n in (1, 2):
+        hooks.run(LOGS[:n])
+    assert seen == [[], [3.0]]
+    assert model.history.history == {"loss": [3.0, 2.0]}

@@ -56,3 +56,18 @@ def test_output_without_weights_is_named():
         UserError, match=r"^sample_weight has no entry for 'b', of which y has labels\. Give each"
     ):
         FlatModel(build(), data.example(32), "fp32")
+
+
+def test_output_without_labels_is_named_where_weights_are_per_output():
+    def with_hidden():
+        inputs = keras.Input((4,))
+        hidden = L.Dense(8, name="hidden")(inputs)
+        model = keras.Model(inputs, {"b": L.Dense(1, name="b")(hidden), "hidden": hidden})
+        model.compile("sgd", {"b": "mse"}, weighted_metrics={"b": ["mae"]})
+        return model
+
+    y, weights = {"b": Y["b"]}, {"b": np.ones(64, np.float32)}
+    with pytest.raises(UserError, match=r"^The model has the output 'hidden', of which y has no labels"):
+        FlatModel(with_hidden(), Indexed.from_arrays(X, y, weights).example(32), "fp32")
+    labels, none = y | {"hidden": np.zeros((64, 8))}, weights | {"hidden": np.zeros(64, np.float32)}
+    FlatModel(with_hidden(), Indexed.from_arrays(X, labels, none).example(32), "fp32").trace()

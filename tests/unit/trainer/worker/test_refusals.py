@@ -106,9 +106,14 @@ def test_unusable_models_are_user_errors():
         def call(self, x):
             return keras.ops.reshape(x, (-1, 7))
 
+    class Steps(keras.Sequential):
+        def make_train_function(self, force=False):
+            self.train_function = print
+
     for make, words in [
         (not_compiled, "not compiled"),
         (lambda: 7, "must return a keras.Model"),
+        (lambda: compiled(Steps()), r"make_train_function\(\) of its own, .*Override train_step"),
         (lambda: compiled(Broken()), "cannot be built from the first batch"),
         (
             not_a_tensor,
