@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -104,7 +105,9 @@ class PSClient:
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
         """Connect to all shards, agree on the model, and send `copy` to those that ask for it.
 
-        If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
+        Each gets the copy as soon as it asks, also if others are unreachable, before `Unreachable` is raised: it waits
+        only briefly. First parameters are sent once all shards have answered and none prefers another worker's: those
+        of a model belong together.
         """
         self._model, self._bounds = model, bounds(model.size, len(self._shards))
         self._trainable = model.parameters
@@ -112,33 +115,48 @@ class PSClient:
         if self.codec is Codec.BF16 and self._outgoing.size != size:
             self._outgoing = aligned(size, np.uint16)
         welcomes: dict[int, ShardWelcome] = {}
-        errors: list[Unreachable] = []
+        errors: dict[int, Unreachable] = {}
 
         def greet(shard: ShardClient) -> ShardWelcome:
             shard.connect()
             self._send_hello(shard, model, copy)
             return _welcome(shard)
 
-        def each(call: Callable[[ShardClient], ShardWelcome], shards: Sequence[ShardClient]) -> None:
-            for shard in shards:
-                try:
-                    welcomes[shard.index] = call(shard)
-                except Unreachable as error:
-                    errors.append(error)
+        trained = copy is not None and copy.pulled is not None
+
+        @cache
+        def payload() -> Payload:
+            assert copy is not None
+            self._check(flat := copy.flat())
+            return self._encode(flat) if trained else flat
+
+        def keep(shard: ShardClient, welcome: Callable[[], ShardWelcome]) -> None:
+            try:
+                welcomes[shard.index] = welcome()
+            except Unreachable as error:
+                errors[shard.index] = error
+
+        def send(shard: ShardClient) -> None:
+            if copy is not None and shard.index in welcomes and welcomes[shard.index].wants_copy:
+                keep(shard, lambda: self._offer(shard, copy, payload()))
 
         try:
             # At once: those on a lost node take seconds each, and another one may wait for copies briefly meanwhile.
             with ThreadPoolExecutor(len(self._shards), thread_name_prefix="hello") as pool:
-                greeted = [pool.submit(greet, shard) for shard in self._shards]
-            each(lambda shard: greeted[shard.index].result(), self._shards)
-            asking = [self._shards[index] for index, welcome in welcomes.items() if welcome.wants_copy]
-            if copy is not None and asking:
-                self._check(flat := copy.flat())
-                codec = Codec.FP32 if copy.pulled is None else self.codec
-                payload = flat if codec is Codec.FP32 else self._encode(flat)
-                each(lambda shard: self._offer(shard, copy, codec, payload), asking)
+                greeted = {pool.submit(greet, shard): shard for shard in self._shards}
+                for future in as_completed(greeted):
+                    keep(shard := greeted[future], future.result)
+                    if trained:
+                        send(shard)
+            if (
+                not errors
+                and not trained
+                and all(welcome.ready or welcome.wants_copy for welcome in welcomes.values())
+            ):
+                for shard in self._shards:
+                    send(shard)
             if errors:
-                raise errors[0]
+                raise errors[min(errors)]
         except BaseException:
             self.close()
             raise
@@ -218,7 +236,8 @@ class PSClient:
         held = None if copy is None else copy.held(shard.index)
         shard.send(Header(Op.HELLO), Hello(model=model, held=held).to_json().encode())
 
-    def _offer(self, shard: ShardClient, copy: Copy, codec: Codec, payload: Payload) -> ShardWelcome:
+    def _offer(self, shard: ShardClient, copy: Copy, payload: Payload) -> ShardWelcome:
+        codec = Codec.FP32 if copy.pulled is None else self.codec
         meta, version = copy.meta(shard.index), copy.held(shard.index).version
         part = section(payload, *self._places(shard.index, codec))
         request = Header(Op.OFFER, codec, seq=copy.generation, version=version or 0)

@@ -52,6 +52,8 @@ class History:
         """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
         self._last_of: dict[int, int] = {}
         """The version that each slot's last push made."""
+        self.restored = False
+        """Whether the shard began with a snapshot of this run."""
         self._restored = Contents()
         """The pushes in the snapshot from which the shard was restored."""
         self._restored_begun: tuple[BegunPush, ...] = ()
@@ -150,8 +152,16 @@ class History:
         older = (push for push in self._restored_begun if 0 <= push.closed < meta.journal.floor)
         self._set_begun((*older, *meta.begun))
 
+    def forget(self, generation: int, samples: int) -> None:
+        """Nothing is known of how the parameters came about, but the samples that trained them."""
+        self.version, self.samples, self.generation = 0, samples, generation
+        self.applied = {}
+        self.journal, self.contents = PushJournal(), Contents()
+        self._set_begun(())
+
     def load(self, copy: ShardCopy) -> None:
         """That of a snapshot of this run."""
+        self.restored = True
         self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
         self.applied = dict(copy.applied)
         self.journal = PushJournal(copy.version)

@@ -21,7 +21,7 @@ from shoal_trainer.ps.history import History
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload
-from shoal_trainer.ps.recovery import Origin, Recovery, Worth
+from shoal_trainer.ps.recovery import NOTHING, Origin, Recovery, Worth
 from shoal_trainer.ps.requests import Copying, Pull, Pushing
 from shoal_trainer.ps.streams import Request, Stream
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, same_shapes
@@ -90,6 +90,8 @@ class ShardStore:
         self._state = State.RECOVERING
         self._recovery = Recovery(recovery_seconds, follows=self.follows)
         self._other_run = False
+        self._other_samples = 0
+        """Those of another run."""
         self._large, self._piece = large, piece
         self._moved = threading.Condition(self.lock)
         """Notified when a walk has moved."""
@@ -137,18 +139,19 @@ class ShardStore:
             self.workers.expect_no_push(slot)
             wanted = False
             if self.state is not State.READY:
-                offered = Worth()
+                offered, whole = NOTHING, False
                 if held is not None:
                     journal = None if held.floor is None else Journal(held.floor)
                     offered = self._worth(held.version, held.generation, journal)
-                wanted = self._recovery.hello(slot, offered, self._clock())
+                    whole = held.version is not None and journal is not None
+                wanted = self._recovery.hello(slot, offered, self._clock(), whole=whole)
                 self._settle()
             return self._welcome(slot, incarnation, wanted)
 
     def check_wanted(self, slot: int) -> None:
         """Before a worker sends its parameters: `Unreachable` if the shard has others by now that are as good."""
         with self.lock:
-            if self.state is State.READY or not self._recovery.asks(slot):
+            if self.state is State.READY or not self._recovery.begins(slot, self._clock()):
                 raise Unreachable(
                     f"shard {self.index} has parameters that are as good as those of this worker"
                 )
@@ -179,10 +182,10 @@ class ShardStore:
                     self.initial_samples = 0
                     self._fence_replaced()
                 else:
-                    self.initial_samples += meta.samples - self.history.samples
-                    self.history.samples, self.history.generation = meta.samples, generation
-                self._recovery.adopted(worth, (slot for slot, _ in self.history.applied))
-            self._recovery.answered(slot, self._clock())
+                    self.history.forget(generation, meta.samples)
+                    self.initial_samples = meta.samples - self._other_samples
+                self._recovery.adopted(worth, (slot for slot, _ in self.history.applied), self._clock())
+            self._recovery.sent(slot, self._clock())
             self._settle()
             return self._welcome(slot, incarnation, False)
 
@@ -319,12 +322,12 @@ class ShardStore:
                 model.load_optimizer(copy.arrays, copy.updates, copy.pace, copy.agreement)
             self._state = State.RECOVERING
             if self._other_run:
-                self.history.samples = 0 if weights_only else copy.samples
-                self._recovery.restored(Worth(Origin.COPY))
+                self.history.samples = self._other_samples = 0 if weights_only else copy.samples
+                self._recovery.restored(Worth(origin=Origin.COPY))
                 return
             self.history.load(copy)
             self._fence_replaced()
-            have = Worth(Origin.KNOWN, copy.generation, copy.version)
+            have = Worth(copy.generation, Origin.KNOWN, copy.version)
             self._recovery.restored(have, (slot for slot, _ in copy.applied))
 
     def roll_back(self, copy: ShardCopy) -> None:
@@ -351,11 +354,13 @@ class ShardStore:
     def _worth(self, version: int | None, generation: int, journal: Journal | None) -> Worth:
         """That of a worker's parameters. `journal`: None if the copy is torn; without entries before they are sent."""
         if version is None:
-            return Worth(Origin.FIRST)
+            return Worth(origin=Origin.FIRST)
         # A copy without a push tells nothing of what is in it to a shard that has no snapshot of this run.
-        tells = version > 0 or self._recovery.have.origin is Origin.KNOWN
-        known = tells and journal is not None and self.history.accepts(journal)
-        return Worth(Origin.KNOWN if known else Origin.COPY, generation, version)
+        tells = version > 0 or self.history.restored
+        if tells and journal is not None and self.history.accepts(journal):
+            return Worth(generation, Origin.KNOWN, version)
+        # The ledger goes on from the snapshot: parameters without a history do not.
+        return NOTHING if self.history.restored else Worth(generation, Origin.COPY, version)
 
     def _use_model(self, model: ModelState) -> None:
         self.model = model
@@ -364,7 +369,7 @@ class ShardStore:
     def _settle(self) -> None:
         """Leave RECOVERING once there are parameters, and no better ones are waited for."""
         recovery = self._recovery
-        if self._state is State.RECOVERING and recovery.have > Worth() and recovery.over(self._clock()):
+        if self._state is State.RECOVERING and recovery.have > NOTHING and recovery.over(self._clock()):
             self._become_ready()
 
     def _become_ready(self) -> None:

@@ -30,7 +30,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire import header
-from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import AnswerMeta, Copy, Held, Progress, Pulled, Push, PushMeta, ShardWelcome
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
@@ -399,6 +399,30 @@ def test_a_shard_hears_of_a_worker_that_still_connects_to_another(
     assert cluster.client().hello(MODEL, Copy(lambda: flat(2.0))).ready
 
 
+def test_a_shard_gets_the_copy_before_another_has_answered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for what it has asked for, and another one may hang."""
+    cluster.serve(2, epoch=1)
+    connect, offered = ShardClient.connect, threading.Event()
+    offer = cluster.stores[1].offer
+
+    def takes(*arguments: Any, **more: Any) -> ShardWelcome:
+        offered.set()
+        return offer(*arguments, **more)
+
+    def connects(self: ShardClient) -> None:
+        if self.index == 0 and not offered.wait(1):
+            raise Unreachable("shard 1 has got nothing")
+        connect(self)
+
+    monkeypatch.setattr(cluster.stores[1], "offer", takes)
+    monkeypatch.setattr(ShardClient, "connect", connects)
+    copied = Copy(lambda: flat(2.0), Pulled((5, 5), (AnswerMeta(), AnswerMeta())))
+    cluster.client().hello(MODEL, copied)
+    assert [shard.history.version for shard in cluster.stores] == [5, 5]
+
+
 @pytest.mark.parametrize("held", [np.float32, np.uint16], ids=["decoded", "as sent"])
 def test_a_copy_is_sent_as_it_came_and_the_snapshots_precise_values_are_kept(
     cluster: Cluster, held: Any
@@ -433,6 +457,17 @@ def test_first_parameters_are_made_once_and_only_if_a_shard_asks_for_them(cluste
     for slot in (0, 1):
         assert cluster.client(slot).hello(MODEL, Copy(first)).ready
     assert len(made) == 1
+
+
+def test_first_parameters_are_one_workers_for_all_shards(cluster: Cluster) -> None:
+    """The lower slot's, although the other one was the first at a shard."""
+    cluster.serve(2)
+    assert cluster.stores[1].hello(0, 0, MODEL, Held()).wants_copy
+    assert not any(shard.ready for shard in cluster.client(1).hello(MODEL, Copy(lambda: flat(2.0))).shards)
+    assert cluster.client(0).hello(MODEL, Copy(lambda: flat(1.0))).ready
+    for shard in cluster.stores:
+        assert shard.model is not None
+        np.testing.assert_array_equal(shard.model.parameters, 1.0)
 
 
 def test_client_rejects_an_older_server(cluster: Cluster) -> None:

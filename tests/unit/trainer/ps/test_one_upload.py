@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.recovery import LONGEST_WAIT
+from shoal_trainer.ps.recovery import LONGEST_WAIT, Origin, Recovery, Worth
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import AnswerMeta, Copy, Held, Journal, Pulled
 from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, grad, push_to, ready
@@ -156,8 +158,11 @@ def test_one_worker_initializes_a_large_shard() -> None:
 
     for slot in range(4):
         shard.workers.connect(slot, 0)
-    assert [asked(slot) for slot in (1, 2, 3, 0)] == [True, False, False, False]
+    assert [asked(slot) for slot in (2, 3, 1)] == [True, False, True]
+    with pytest.raises(Unreachable):
+        shard.check_wanted(2)
     shard.check_wanted(1)
+    assert not asked(0)  # the other one sends its own
     shard.disconnect(1)
     assert asked(2)
     assert not asked(3)
@@ -165,3 +170,27 @@ def test_one_worker_initializes_a_large_shard() -> None:
     assert asked(3)
     shard.offer(3, 0, grad(5.0))
     assert shard.hello(0, 0, MODEL, Held()).ready
+
+
+@given(st.data())
+def test_every_order_of_hellos_elects_one_worker_for_all_shards(data: st.DataObject) -> None:
+    """Workers say HELLO to the shards in turn, again and again, and send once all of them ask for it."""
+    shards, workers = 3, 4
+    elections = [Recovery(0.75, follows=False) for _ in range(shards)]
+
+    def asks(slot: int, shard: int) -> bool:
+        return elections[shard].hello(slot, Worth(origin=Origin.FIRST), 0.0, whole=False)
+
+    at = dict.fromkeys(range(workers), 0)
+    asked: dict[int, list[bool]] = {slot: [] for slot in range(workers)}
+    for _ in range(300):
+        slot = data.draw(st.integers(0, workers - 1))
+        asked[slot].append(asks(slot, at[slot]))
+        at[slot] += 1
+        if at[slot] == shards:
+            if all(asked[slot]):
+                return
+            at[slot], asked[slot] = 0, []
+    for slot in [slot for slot in range(workers) for _ in range(2)]:  # a fair end
+        asked[slot] = [asks(slot, shard) for shard in range(shards)]
+    assert any(all(answers) for answers in asked.values()), "nobody sends"

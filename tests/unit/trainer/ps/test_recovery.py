@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import LONGEST_WAIT
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import AnswerMeta, Held, Journal, OptimizerConfig, Schedule
+from shoal_trainer.wire.messages import AnswerMeta, Entry, Held, Journal, OptimizerConfig, Schedule
 from tests.unit.trainer.ps.shards import (
     MODEL,
     ONE,
@@ -210,11 +210,107 @@ def test_of_torn_copies_the_newest_is_taken_as_one_with_gaps() -> None:
     for slot, version in ((0, 10), (1, 12)):
         meta = AnswerMeta(version, 1, {(slot, 0): version}, torn=True)
         shard.offer(slot, 0, grad(float(version)), version, meta, generation=1)
-    clock.now += 1.0
+    clock.now += 10.0  # another may have a whole one
     welcome = shard.hello(2, 0, MODEL, Held())
     assert (welcome.ready, welcome.samples, welcome.generation, welcome.version) == (True, 12, 1, 0)
     assert (shard.history.applied, shard.initial_samples) == ({}, 12)
     np.testing.assert_array_equal(read(shard), 12.0)
+
+
+def test_a_whole_copy_is_awaited_when_a_torn_one_has_come() -> None:
+    """A newcomer in between does not shorten the wait either."""
+    shard = follows(clock := Clock())
+    assert shard.hello(0, 0, MODEL, Held(version=10, floor=None)).wants_copy
+    shard.offer(0, 0, grad(10.0), 10, AnswerMeta(10, 1, {(0, 0): 10}, torn=True))
+    shard.hello(2, 0, MODEL, Held())
+    clock.now += 5.0  # the other worker's step
+    assert shard.state is State.RECOVERING
+    assert shard.hello(1, 0, MODEL, Held(version=12)).wants_copy
+    shard.offer(1, 0, grad(12.0), 12, AnswerMeta(12, 1, {(1, 0): 12}))
+    assert (shard.state, shard.history.version, shard.initial_samples) == (State.READY, 12, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5.0, 20.0])
+def test_shard_with_a_snapshot_begins_although_uploads_break_again_and_again(seconds: float) -> None:
+    _, _, new = crashed(10, 6, clock := Clock())
+    due, uploads = {0: 0.0, 1: 0.1}, 0
+    while new.state is not State.READY and clock.now < 1000.0:
+        for slot in [slot for slot, at in due.items() if clock.now >= at]:
+            new.disconnect(slot)
+            new.workers.connect(slot, 0)
+            asked = new.hello(slot, 0, MODEL, Held(version=10)).wants_copy
+            due[slot] = clock.now + (seconds if asked else 0.3)
+            uploads += asked
+        clock.now += 0.1
+    assert uploads > 2
+    assert LONGEST_WAIT <= clock.now < LONGEST_WAIT + 1.0
+    assert new.history.version == 6
+
+
+def test_what_was_refused_is_not_asked_for_again() -> None:
+    """The HELLO does not tell that a copy has diverged from the snapshot."""
+    _, _, new = crashed(10, 6, Clock())
+    other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
+    assert new.hello(1, 0, MODEL, Held(version=10)).wants_copy
+    new.offer(1, 0, grad(9.0), 10, AnswerMeta(10, 1, {(3, 0): 10}, Journal(0, other)))
+    assert not new.hello(1, 0, MODEL, Held(version=10)).wants_copy
+    assert new.hello(1, 0, MODEL, Held(version=11)).wants_copy
+
+
+def test_a_worker_with_a_copy_that_is_of_no_use_shortens_the_wait() -> None:
+    """The others have come as soon as it, also the one that the snapshot names."""
+    _, _, new = crashed(10, 6, clock := Clock())
+    assert not new.hello(1, 0, MODEL, Held(version=50, floor=40)).wants_copy
+    clock.now += 0.75
+    assert new.state is State.READY
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_copy_from_after_a_rollback_is_better_whatever_is_known_of_it(order: tuple[int, int]) -> None:
+    """Worker 0 was cut off before it. No snapshot is left."""
+    shard = follows(clock := Clock())
+    copies = {
+        0: (Held(version=99), AnswerMeta(99, 1, {(0, 0): 99})),
+        1: (Held(version=300, generation=1, floor=100), AnswerMeta(300, 1, {(1, 0): 200}, Journal(100))),
+    }
+    asked = [shard.hello(slot, 0, MODEL, copies[slot][0]).wants_copy for slot in order]
+    assert asked == [True, order == (0, 1)]
+    for slot in order:
+        held, meta = copies[slot]
+        shard.offer(slot, 0, grad(float(slot)), held.version, meta, generation=held.generation)
+    clock.now += 10.0
+    assert shard.state is State.READY
+    np.testing.assert_array_equal(read(shard), 1.0)
+    history = shard.history
+    assert (history.generation, history.samples, history.version, history.applied) == (1, 300, 0, {})
+    assert (history.contents.spans(), history.journal.since(-1).entries) == ((), ())
+    assert shard.initial_samples == 300
+
+
+def test_a_later_copy_without_a_history_does_not_replace_a_snapshot() -> None:
+    _, _, new = crashed(10, 6, clock := Clock())
+    assert not new.hello(0, 0, MODEL, Held(version=10, generation=1, floor=8)).wants_copy
+    new.offer(0, 0, grad(9.0), 10, AnswerMeta(10, 1, {(0, 0): 10}, Journal(8)), generation=1)
+    clock.now += 10.0
+    assert (new.state, new.history.version, new.history.generation) == (State.READY, 6, 0)
+
+
+def test_no_first_parameters_are_asked_for_while_a_worker_with_a_copy_may_come_back() -> None:
+    """It was put off, and says HELLO every 3 s in a large job; the one that was asked is lost."""
+    shard = follows(clock := Clock())
+    assert shard.hello(0, 0, MODEL, Held(version=10)).wants_copy
+    clock.now = 3.9
+    assert not shard.hello(1, 0, MODEL, Held(version=10)).wants_copy
+    clock.now = 4.0
+    shard.disconnect(0)
+    clock.now = 7.5
+    assert not shard.hello(2, 0, MODEL, Held()).wants_copy
+    assert shard.hello(1, 0, MODEL, Held(version=10)).wants_copy
+    clock.now = 20.0
+    shard.disconnect(1)
+    assert not shard.hello(2, 0, MODEL, Held()).wants_copy
+    clock.now = 25.0
+    assert shard.hello(2, 0, MODEL, Held()).wants_copy
 
 
 def test_a_torn_copy_is_none_to_a_shard_with_a_snapshot() -> None:

@@ -21,7 +21,7 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 
 def copy(version: int) -> Worth:
-    return Worth(Origin.KNOWN, 0, version)
+    return Worth(0, Origin.KNOWN, version)
 
 
 def test_connection_without_hello_leaves_the_worker_expected() -> None:
@@ -83,20 +83,20 @@ def test_copy_that_names_its_own_worker_only_does_not_end_the_wait() -> None:
     """The snapshot is from before the first push: worker 1 was cut off since, and others have trained."""
     recovery = Recovery(0.75, follows=True)
     recovery.restored(copy(0), set())
-    assert recovery.hello(1, copy(3), 0.0)
-    recovery.adopted(copy(3), {1})
-    recovery.answered(1, 0.0)
+    assert recovery.hello(1, copy(3), 0.0, whole=True)
+    recovery.adopted(copy(3), {1}, 0.0)
+    recovery.sent(1, 0.0)
     assert not recovery.over(0.4)
-    assert recovery.hello(2, copy(40), 0.4)
-    recovery.adopted(copy(40), {1, 2})
-    recovery.answered(2, 0.5)
+    assert recovery.hello(2, copy(40), 0.4, whole=True)
+    recovery.adopted(copy(40), {1, 2}, 0.5)
+    recovery.sent(2, 0.5)
     assert recovery.over(0.75)
 
 
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
     recovery = Recovery(1.0, follows=True)
     recovery.restored(copy(0), {0})
-    assert recovery.hello(0, copy(1), 0.0)
+    assert recovery.hello(0, copy(1), 0.0, whole=True)
     recovery.disconnected(0, 0.0)
     assert recovery.over(0.0)
 
@@ -105,7 +105,7 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
 def test_shard_waits_longer_than_workers_pause(workers: int) -> None:
     recovery = Recovery(0.75, follows=True)
     recovery.restored(copy(0), range(workers))
-    recovery.hello(workers, copy(0), 0.0)
+    recovery.hello(workers, copy(0), 0.0, whole=True)
     assert longest_pause(workers) <= LONGEST_PAUSE
     assert not recovery.over(longest_pause(workers) * (1 + JITTER))
     assert recovery.over(0.75 if workers < 50 else 5.0)
@@ -153,7 +153,7 @@ def test_copies_are_awaited_although_the_workers_of_the_snapshot_were_replaced()
 def test_replaced_workers_alone_are_not_kept_waiting() -> None:
     recovery = Recovery(0.75, follows=True)
     recovery.restored(copy(0), {0})
-    assert not recovery.hello(0, Worth(Origin.FIRST), 0.0)
+    assert not recovery.hello(0, Worth(origin=Origin.FIRST), 0.0, whole=False)
     assert recovery.remaining(0.0) == 0.75
     assert recovery.over(0.75)
 
@@ -162,9 +162,9 @@ def test_replaced_workers_alone_are_not_kept_waiting() -> None:
 def test_wait_without_any_copy_is_bounded(slots: set[int] | None, seconds: float) -> None:
     """A snapshot of another run awaits no copy."""
     recovery = Recovery(0.75, follows=True)
-    recovery.restored(Worth(Origin.COPY) if slots is None else copy(0), slots or ())
+    recovery.restored(Worth(origin=Origin.COPY) if slots is None else copy(0), slots or ())
     for now in (0.0, 0.5):
-        recovery.hello(0, Worth(Origin.FIRST), now)
+        recovery.hello(0, Worth(origin=Origin.FIRST), now, whole=False)
     assert not recovery.over(seconds - 0.01)
     assert recovery.over(seconds)
 
