@@ -121,8 +121,8 @@ class Recovery:
     def hello(self, slot: int, offered: Worth, now: float, *, whole: bool) -> bool:
         """A worker offers parameters; returns whether it shall send them.
 
-        `whole`: it has a copy that is not torn, even if of no use here. Others then come as soon as it, and the wait is
-        a short one. A torn copy may be all that its worker can tell: it does not keep the shard from better ones.
+        `whole`: it has a copy that is not torn, even if the shard has no use for it: the other workers that were here
+        before have come, too, or come soon. A torn one does not shorten the wait for theirs, which may be whole.
         """
         worker = self._workers.setdefault(slot, _Worker())
         self._begun = min(self._begun, now)
