@@ -92,8 +92,8 @@ class Recovery:
         self.have = NOTHING
         """That of the shard's parameters."""
         self._seconds = seconds
-        self._patience = max(seconds, FIRST_COPY_SECONDS)
-        """Seconds that workers without a whole copy wait for one."""
+        self._patience = FIRST_COPY_SECONDS
+        """Seconds that workers without a whole copy wait for one, if not longer."""
         self._begun = math.inf
         self._deadline = math.inf if follows else -math.inf
         self._limit = math.inf
@@ -116,7 +116,7 @@ class Recovery:
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
             self._seconds = max(self._seconds, pause + MARGIN)
         else:
-            self._patience = self._seconds
+            self._patience = 0.0
 
     def hello(self, slot: int, offered: Worth, now: float, *, whole: bool) -> bool:
         """A worker offers parameters; returns whether it shall send them.
@@ -126,7 +126,8 @@ class Recovery:
         """
         worker = self._workers.setdefault(slot, _Worker())
         self._begun = min(self._begun, now)
-        self._deadline = min(self._deadline, now + (self._seconds if whole else self._patience))
+        wait = self._seconds if whole else max(self._seconds, self._patience)
+        self._deadline = min(self._deadline, now + wait)
         worker.offers = offered if offered > worker.sent else NOTHING
         worker.until, worker.sends, worker.whole = -math.inf, False, whole
         first = offered.origin is Origin.FIRST
