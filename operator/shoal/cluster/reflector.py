@@ -346,8 +346,12 @@ class Reflector(Generic[T]):
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
-            if len(answer.body) > PAGE_BYTES and limit > 1:
-                limit //= 2
+            most = (
+                PAGE_BYTES * self._page_size // PAGE
+            )  # where pages are too late to be smaller, they are read whole
+            fitting = max(1, 3 * limit * most // (4 * max(1, len(answer.body))))
+            if len(answer.body) > most and limit > 1:
+                limit = fitting
                 continue
             found = self._parse(answer.body)
             yield found
@@ -355,7 +359,7 @@ class Reflector(Generic[T]):
                 self._page_size = max(PAGE, self._page_size // 2)
                 return
             query["continue"] = found[0].continue_
-            pages, limit = pages + 1, min(2 * limit, self._page_size)
+            pages, limit = pages + 1, min(2 * limit, self._page_size, fitting)
 
     async def _watch_until_wanted(self, version: str) -> str:
         """Watch until the server ends it or a list is wanted; returns the resource version to continue from."""

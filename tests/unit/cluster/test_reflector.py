@@ -620,6 +620,35 @@ async def test_pages_that_outlast_a_token_and_are_too_long_then_are_asked_for_on
         assert w.server.limits.count(400) == 1, "of each larger page, half would be asked for after it"
 
 
+async def test_pages_of_large_objects_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second one was thrown away, since the next was twice as long again."""
+    monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 100_000)
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(600):
+        w.server.set(f"pod-{number}", status={"message": "x" * 1200})
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 60)
+        assert len(w.names) == 600
+        assert len(w.server.limits) <= 1 + 600 / 50
+
+
+async def test_pages_that_outlast_a_token_grow_beyond_what_is_parsed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the list would never be read: each page that was large enough was thrown away."""
+    monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 15_000)
+    w = Watched()
+    w.server.page_size = 10_000
+    for number in range(1500):
+        w.server.set(f"pod-{number}")
+    w.server.delay, w.server.token_seconds = 25.0, 300.0
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 600)
+        assert len(w.names) == 1500
+        assert w.restarts == ["expired"]
+
+
 @pytest.mark.parametrize("asked", [10.0, None])
 async def test_whoever_wants_lists_again_and_again_has_them_no_sooner_from_a_server_in_trouble(
     asked: float | None,

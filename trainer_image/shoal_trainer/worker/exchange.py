@@ -107,8 +107,8 @@ class Exchange:
         while not self._stop.is_set():
             try:
                 welcome = self._client.hello(self._model, copy)
+                self._waits("")
                 if welcome.ready and not self._stop.is_set():
-                    self._waits("")
                     return welcome
             except Unreachable as error:
                 self._waits(f"waits for the parameter servers: {error}")
