@@ -159,6 +159,23 @@ def test_the_last_one_without_enough_memory_counts() -> None:
     assert world.status["phase"] == "Failed"
 
 
+def test_a_server_without_enough_memory_ends_the_job_though_workers_train() -> None:
+    """What they have says nothing about what it needs."""
+    world = running_world(spec={"runPolicy": {"backoffLimit": 1}})
+    trains = WorkerReport(slot=1, incarnation=0, state=WorkerState.ACTIVE, first_push_at=1.0)
+    world.report = build.report().model_copy(update={"workers": (trains,)})
+    world.report_age = 1.0
+    for number in range(4):
+        if (newest := f"digits-ps-0-{number}") not in world.pods:
+            break
+        runs_out_of_memory(world, newest, kernel=True)
+        world.reconcile()
+        world.now += timedelta(hours=1)
+        world.settle()
+    assert world.status["phase"] == "Failed"
+    assert world.status["restarts"].get("excused") is None
+
+
 def exit_of(seconds_ago: int, **how: Any) -> Any:
     at = build.stamp(build.NOW - timedelta(seconds=seconds_ago))
     state = build.ended(1, **how)

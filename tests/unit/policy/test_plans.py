@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.manifests.names import budget_name
 from tests.unit.policy.pools import AUTO, EXHAUSTED, FALLBACK, Pools, auto, pool
 
 
@@ -30,6 +31,11 @@ def test_auto_begins_with_replicas_and_carries_a_proposal_out() -> None:
     assert world.condition("PlanReady")["status"] == "True"
     assert world.status["workers"]["desired"] == 5
     assert world.status["restarts"]["disruptions"] == 0
+
+
+def test_job_that_runs_has_a_disruption_budget() -> None:
+    world = auto()
+    assert budget_name(world.job) in world.existing
 
 
 @pytest.mark.parametrize(

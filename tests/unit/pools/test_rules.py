@@ -100,7 +100,11 @@ def test_nodes_that_were_there_stay_until_a_job_has_used_the_pool() -> None:
         "what runs there may be others'"
     )
     assert decide(Wish(3, 16, least=None), replace(memory, nodes=13), Target(13), NOW, PACE).scaled
-    assert decide(Wish(3, 5, least=None), memory, Target(10), NOW, PACE).resize is None
+    above: Memory | None = None
+    for after in (0, 700, 1400):
+        limited = decide(Wish(3, 5, least=None), above, Target(10), NOW + seconds(after), PACE)
+        assert (limited.resize, limited.scaled) == (None, True), "they are more than the limit"
+        above = limited.memory
     used = decide(Wish(0, 16), memory, Target(10), NOW, PACE).memory
     assert decide(Wish(0, 16), used, Target(10), NOW + seconds(600), PACE).resize == 0
 
@@ -168,6 +172,13 @@ def test_time_without_recommendations_does_not_count_for_shrinking() -> None:
     memory = decide(Wish(3, 16), held(9), Target(9), NOW, PACE).memory
     memory = decide(Wish(3, 16, Finding("Stale", "")), memory, Target(9), NOW + seconds(300), PACE).memory
     assert decide(Wish(3, 16), memory, Target(9), NOW + seconds(700), PACE).wait == PACE.shrink_after
+
+
+def test_a_clock_that_was_set_back_lets_it_shrink_no_later() -> None:
+    ahead = held(9, lower_since=NOW + timedelta(hours=6), highest=9)
+    decision = decide(Wish(3, 16), ahead, Target(9), NOW, PACE)
+    assert (decision.resize, decision.wait) == (None, PACE.shrink_after)
+    assert decide(Wish(3, 16), decision.memory, Target(9), NOW + PACE.shrink_after, PACE).resize == 3
 
 
 @pytest.mark.parametrize("nodes", [5, 4, 7])

@@ -28,7 +28,7 @@ from shoal.controllers.trainingjob.requests import (
     Requests,
 )
 from shoal.errors import Unavailable
-from shoal.policy.actions import CreatePod, CreateService
+from shoal.policy.actions import CreatePod, CreateService, DeletePod
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority, WorkQueue
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
@@ -272,6 +272,31 @@ async def test_removals_follow_the_write_of_their_reason() -> None:
     deleted = [when for when, verb, _ in slow.sent if verb == "DELETE"]
     assert len(deleted) == 2
     assert min(deleted) >= written + slow.seconds["PUT"]
+
+
+@pytest.mark.parametrize(
+    "begun", [False, True], ids=["before their reasons are stored", "while the first are held"]
+)
+async def test_removals_that_a_plan_asks_for_no_more_are_not_sent(begun: bool) -> None:
+    """A suspended job is resumed: its pods stay, as far as they were not deleted yet."""
+    sent: list[str] = []
+
+    async def carry_out(_job: TrainingJob, request: Request) -> bool:
+        sent.append(request.name)
+        await asyncio.sleep(1.0)
+        return True
+
+    requests, job = Requests(carry_out, Tasks(), lambda _key, _priority: None), build.job()
+    deletes = [DeletePod(f"digits-worker-{i}-0", f"uid-{i}") for i in range(3 * ORDINARY_IN_FLIGHT)]
+    requests.want(job, deletes)
+    if begun:
+        requests.allow(job, deletes)
+        await asyncio.sleep(0.5)
+    requests.want(job, [])
+    if not begun:
+        requests.allow(job, deletes)
+    await asyncio.sleep(10)
+    assert sent == [each.name for each in deletes[:ORDINARY_IN_FLIGHT] if begun]
 
 
 async def test_deleted_job_has_no_requests_left() -> None:
