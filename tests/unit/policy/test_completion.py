@@ -76,6 +76,15 @@ def test_exit_0_of_server_0_without_message_is_a_failure() -> None:
     assert world.status["lastFailure"]["reason"] == "ExitedEarly"
 
 
+def test_server_0_that_wrote_that_it_succeeded_and_then_failed_completes_nothing() -> None:
+    """What it does after that may have been cut short."""
+    world = running_world()
+    finish(world, build.termination_message(model_uri="file:///m", step=900), code=1)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    assert world.status["restarts"]["failures"] == 1
+
+
 @pytest.mark.parametrize("code", [0, 2])
 def test_user_error_of_a_worker_fails_the_job_with_its_message(code: int) -> None:
     words = build.termination_message(

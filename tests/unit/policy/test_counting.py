@@ -118,6 +118,23 @@ def test_a_failure_that_no_node_causes_ends_a_job_at_once() -> None:
     assert world.status["phase"] == "Failed"
 
 
+def test_kills_in_a_row_go_by_how_long_the_container_ran_and_not_by_the_age_of_its_pod() -> None:
+    """A pod may wait for its node and its image for longer than what is steady."""
+    world = running_world(workers=1)
+    for incarnation in range(4):
+        name = f"digits-worker-0-{incarnation}"
+        world.now += timedelta(minutes=15)
+        world.kill_pod(name, 137)
+        ended = world.pods[name]["status"]["containerStatuses"][0]["state"]["terminated"]
+        ended["startedAt"] = build.stamp(world.now - timedelta(seconds=1))
+        ended["finishedAt"] = build.stamp(world.now)
+        world.reconcile()
+        for seconds in (70, 2, 2):  # it is made, has a node, and runs
+            world.tick(seconds)
+            world.reconcile()
+    assert world.status["restarts"]["byReason"] == {"Killed": 3, "KilledRepeatedly": 1}
+
+
 def runs_out_of_memory(world: World, pod: str, kernel: bool) -> None:
     message = build.termination_message(Outcome.FAILED, reason="OutOfMemory")
     world.kill_pod(pod, 137, reason="OOMKilled") if kernel else world.end(pod, 1, message=message)

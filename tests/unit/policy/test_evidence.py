@@ -60,6 +60,21 @@ def test_exit_0_is_early_only_after_the_patience() -> None:
     assert by_reason(world) == {}
 
 
+def test_pod_of_the_last_failure_is_kept_for_its_logs_though_it_was_killed() -> None:
+    """The status names it, and says to look at them."""
+    world = running_world(workers=1)
+    for incarnation in range(4):
+        world.kill_pod(f"digits-worker-0-{incarnation}", 137)
+        world.reconcile()
+        for seconds in (70, 2, 2):  # it is made, has a node, and runs
+            world.tick(seconds)
+            world.reconcile()
+    last = world.status["lastFailure"]
+    assert (last["reason"], last["pod"]) == ("KilledRepeatedly", "digits-worker-0-3")
+    killed = {name for name, pod in world.pods.items() if pod["status"]["phase"] == "Failed"}
+    assert killed == {last["pod"]}
+
+
 @pytest.mark.parametrize("age", [0.0, 3600.0])
 def test_exit_0_of_server_0_is_early_after_the_patience(age: float) -> None:
     world = running_world()

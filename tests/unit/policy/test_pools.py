@@ -97,6 +97,21 @@ def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
+def test_shrinking_ends_the_worker_that_waits_and_none_that_runs() -> None:
+    """Whatever their numbers are."""
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3)
+    world.settle()
+    node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
+    world.notice(node)
+    world.tick()
+    del world.nodes[node]
+    world.settle()
+    assert world.pods["digits-worker-0-1"]["status"]["phase"] == "Pending"
+    world.manifest["spec"]["workers"]["replicas"] = 2
+    world.settle()
+    assert {n for n in world.pods if "-worker-" in n} == {"digits-worker-1-0", "digits-worker-2-0"}
+
+
 def test_in_a_pool_that_is_being_deleted_nothing_more_begins_and_what_runs_stays() -> None:
     """Its nodes were asked for anew, while shoal-pools gave them back."""
     world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)

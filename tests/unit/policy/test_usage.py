@@ -71,6 +71,19 @@ def test_the_wait_for_a_node_is_told_from_what_a_worker_does_on_it(
     assert world.status["poolUsage"]["a"] == usage
 
 
+def test_worker_whose_pod_is_gone_when_its_first_push_is_seen_counts_no_start() -> None:
+    """When its node was there was written in the pod."""
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
+    world.settle()
+    pushed = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": world.now.timestamp()}
+    world.report = build.report(workers=[pushed])
+    world.vanish("digits-worker-0-0")
+    world.reconcile()
+    assert world.status["restarts"]["disruptions"] == 1
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["starts"], usage["warmStarts"]) == (0, 0)
+
+
 def test_usage_and_cost_are_counted() -> None:
     world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
@@ -584,6 +597,20 @@ def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_sho
     world.add("a-1", "a")
     world.notice("a-0")
     world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (1, 0)
+
+
+def test_a_node_that_is_lost_with_a_server_and_a_worker_is_one_interruption_and_no_shock() -> None:
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]})
+    world.settle()
+    assert {p["spec"]["nodeName"] for p in world.pods.values()} == {"a-0"}
+    world.add("a-1", "a")
+    world.kill_node("a-0")
+    world.full.add("a-0")
+    for _ in range(3):
+        world.reconcile()
+        world.tick()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (1, 0)
 

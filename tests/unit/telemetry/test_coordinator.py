@@ -150,6 +150,29 @@ async def test_job_of_before_a_rotation_is_read_with_its_own_key_and_the_next_wi
         await coordinator.read(known("old", "127.0.0.1"))
 
 
+async def test_of_a_job_that_is_forgotten_nothing_is_kept(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    async with serving(tmp_path, "u1") as address:
+        first = await coordinator.read(endpoint("u1", address))
+        coordinator.forget("u1")
+        assert (coordinator._kept, coordinator._last) == ({}, {})
+        again = await coordinator.read(endpoint("u1", address))
+    assert again == first
+    assert again is not first
+
+
+async def test_a_connection_to_what_has_another_certificate_now_is_closed(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    async with serving(tmp_path, "u1") as address:
+        await coordinator.read(endpoint("u1", address))
+        first = coordinator._kept["u1"]
+        with pytest.raises(Unavailable):
+            await coordinator.read(endpoint("u1", address, job_credentials(InstallKey(b"n" * 32), "u1")))
+        assert not first.is_open
+
+
 async def test_polls_share_a_connection(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
     """A handshake takes ten times as long as a poll."""
     async with serving(tmp_path, "u1") as address:

@@ -219,11 +219,14 @@ class Fleet:
         self.cluster = Cluster()
         state = self.state = ClusterState(Wakes(pools=self._wake))
         self.looks: list[float] = []
+        self.changes: list[float] = []
+        """When plans were to be made anew."""
         self.look = PoolReconciler(
             state,
             StatusWriter(self.cluster, state.pools, CapacityPool),
             Recorder(self.cluster, reporter="test", wall=lambda: build.NOW),
             wall=lambda: build.NOW + timedelta(seconds=now()),
+            on_change=lambda: self.changes.append(now()),
             rest=self._rest,
         )
         self.pools = Controller(
@@ -296,6 +299,23 @@ async def test_pool_follows_its_jobs_and_nodes_within_seconds() -> None:
         fleet.state.nodes.put(build.node("spot-0"))
         await asyncio.sleep(REST_SECONDS)
         assert fleet.status.nodes == 1
+
+
+@pytest.mark.looptime
+async def test_plans_are_made_anew_when_a_pool_is_exhausted_and_not_for_what_follows_from_them() -> None:
+    """A recommendation is made of plans: a new plan for each would be one for each change of a plan."""
+    fleet, key = Fleet(), ("", "spot")
+    for nodes in (0, 3):
+        fleet.plan(nodes)
+        await fleet.look(key)
+    assert (fleet.recommended, fleet.changes) == (3, [])
+    waits = {"type": "PodScheduled", "status": "False", "reason": LET_GO}
+    created = build.NOW - timedelta(minutes=20)
+    pod = build.pod_manifest(node=None, phase="Pending", created=created, conditions=[waits])
+    pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+    fleet.state.pods.put(Pod.model_validate(pod))
+    await fleet.look(key)
+    assert (_told(fleet.status), len(fleet.changes)) == ((1, "True"), 1)
 
 
 @pytest.mark.looptime
