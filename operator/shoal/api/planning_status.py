@@ -22,6 +22,9 @@ class PlanStatus(Status):
     """The counts in a few characters."""
     pools: dict[str, int] = Field(default_factory=dict)
     """Workers wanted, by CapacityPool."""
+    kept_to: dict[str, int] | None = None
+    """By CapacityPool, where pods of workers cannot be made, as the API server refuses them or the job lacks something
+    else: of how many workers the job has the nodes. Those of the others are left to other jobs until a pod is made."""
     parameter_servers: int | None = None
     """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
     finish_time: AwareDatetime | None = None

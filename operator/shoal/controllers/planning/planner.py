@@ -28,6 +28,7 @@ from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.scene import Scene, is_planned, take
 from shoal.controllers.planning.trades import Trade, trades
 from shoal.controllers.planning.translate import proposal
+from shoal.controllers.planning.turns import with_turn
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
@@ -215,12 +216,15 @@ class Planner:
             _read(job, partial(self._progress.estimated, job, planned))
             for job, planned in zip(jobs.values(), seen, strict=True)
         ]
+        fleet = with_turn(fleet, scene.now)
+        by_name = {planned.name: planned for planned in fleet}
         held = {job_name(job): holdings(job) for job in scene.jobs}
         limits = {name: pool.room for name, pool in scene.pools.items()}
         priorities = {planned.name: planned.priority for planned in fleet}
 
         def answers_of(plans: Mapping[str, JobPlan], names: Iterable[str]) -> Answers:
-            traded = trades({name: plan.counts for name, plan in plans.items()}, held, limits, priorities)
+            holds = {name: by_name[name].holds(plan.counts) for name, plan in plans.items()}
+            traded = trades(holds, held, limits, priorities)
             each = ((jobs[name], plans[name], traded[name]) for name in names)
             return self._each("job", each, lambda one: (one[0], self._proposal(*one, scene.now)))
 

@@ -12,23 +12,29 @@ from collections.abc import Mapping
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
+from shoal.policy.decide.records import NO_POD
 from shoal.policy.model import Plan
 
 
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
-    """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status."""
+    """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status.
+
+    Of a plan whose pods cannot be made, those of the pods that there are.
+    """
     status = decided.status if decided else job.status
     slots = Counter(decided.nodes) if decided and decided.nodes is not None else _nodes(status)
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
-    carried_out = job.spec.elasticity.mode == "Auto" and not wants_none
-    return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
+    if job.spec.elasticity.mode != "Auto" or wants_none or (plan := status.plan) is None:
+        return slots
+    kept_to = plan.kept_to or {}
+    return slots | Counter({pool: min(count, kept_to.get(pool, count)) for pool, count in plan.pools.items()})
 
 
 def _nodes(status: TrainingJobStatus) -> Counter[str]:
     places = {
         (slot.pool, slot.index)
         for slot in status.slots
-        if slot.pool and slot.role == "worker" and slot.state != "Ended"
+        if slot.pool and slot.role == "worker" and slot.state not in NO_POD
     }
     return Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
 

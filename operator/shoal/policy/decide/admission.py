@@ -53,6 +53,11 @@ class Gate:
     """A create may be tried all the same: only its answer tells whether the reason still holds."""
 
     @property
+    def doubtful(self) -> bool:
+        """Whether a pod is likely to be refused: one is tried, and no others."""
+        return not self.open or self.asks or self.quota is not None
+
+    @property
     def open(self) -> bool:
         """Whether pods may be created."""
         return self.asks or (self.stalled is None and self.wait_seconds is None)
@@ -96,7 +101,7 @@ def _waiting(seen: Observation, refusal: Refusal) -> Gate:
         why = Reason("Invalid", f"the API server rejected {refusal.name}: {refusal.message}")
         return Gate(why, wait_seconds=wait, asks=wait is None)  # else each try would tell that it is resolved
     message = f"the operator is not allowed to create {refusal.name}: {refusal.message}"
-    return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait)
+    return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait, asks=wait is None)
 
 
 def retry_after(refusal: Refusal) -> float:

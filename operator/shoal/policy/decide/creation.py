@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 
 from shoal.api.labels import Place, RoleName
 from shoal.api.training_job_status import Slot
@@ -16,6 +17,7 @@ from shoal.policy.actions import Action, CreatePod
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
 from shoal.policy.decide.backoff import not_before
+from shoal.policy.decide.kept_to import pods_by_pool, still_kept_to
 from shoal.policy.decide.members import Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
@@ -35,6 +37,8 @@ class Actions:
     """Another manager changes an object of the job."""
     postponed: set[int] = field(default_factory=set)
     """Workers that wait, though an earlier leader, who knew less of them, may have made a pod: see `Plan.looked_at`."""
+    denied: set[tuple[str, int]] = field(default_factory=set)
+    """Workers, with the pools that they are for, whose pods cannot be made, or are likely to be refused."""
 
     def closed(self, gate: Gate) -> None:
         """Remember why a gate is closed, and plan again when it may open. The first reason wins."""
@@ -72,15 +76,35 @@ class Creator:
 
     def may_create(self, place: Place) -> bool:
         """Whether the gate is open and the name is free."""
-        gate = self.gate(self._wanted.pool_of(place))
-        if self._facts.seen.unread or not gate.open or (gate.quota and self._tried):
+        gate = self.gate(pool := self._wanted.pool_of(place))
+        conflict = name_conflict_gate(self._facts.seen, self._name(place))
+        self.doubt(place, taken=conflict is not None and conflict.stalled is not None)
+        if self._facts.seen.unread or not gate.open or (self._is_doubtful(pool) and self._tried):
             return False
         if stands_for(self._facts.job, place) and place.role not in self._facts.quota.assigned:
             return False  # a change of its Workload, or of a flavor, wakes the job
-        if (conflict := name_conflict_gate(self._facts.seen, self._name(place))) is not None:
+        if conflict is not None:
             self.actions.closed(conflict)
             return conflict.open
         return True
+
+    def doubt(self, place: Place, *, taken: bool = False) -> None:
+        """Note it if no pod of this place is likely to be made, whether one is tried or not. `taken`: its name is."""
+        pool = self._wanted.pool_of(place)
+        if place.role == "worker" and (taken or self._facts.seen.unread or self._is_doubtful(pool)):
+            self.actions.denied.add((pool, place.index))
+
+    def _is_doubtful(self, pool: str) -> bool:
+        """Whether a pod for a pool is likely to be refused, as those before it were, perhaps of an earlier leader."""
+        return self.gate(pool).doubtful or (self._role == "worker" and pool in self._kept_to)
+
+    @cached_property
+    def _kept_to(self) -> Set[str]:
+        """Pools in which the job has as many pods as it is kept to: what it lost of these is replaced at once."""
+        have = pods_by_pool(self._facts)
+        return {
+            pool for pool, number in still_kept_to(self._facts, self._wanted).items() if have[pool] >= number
+        }
 
     def gate(self, pool: str) -> Gate:
         """The gate for pods of a pool. Why it is closed is told."""

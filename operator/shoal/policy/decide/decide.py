@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal import manifests
+from shoal.api.planning_status import PlanStatus
 from shoal.manifests import names
 from shoal.policy.actions import (
     Action,
@@ -23,6 +24,7 @@ from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
+from shoal.policy.decide.kept_to import kept_to
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
 from shoal.policy.decide.usage import Usage, count, due
@@ -68,6 +70,13 @@ class Decisions:
         undecided = self.actions.postponed | set(filter(self.wanted.is_homeless, self.wanted.workers))
         return self.wanted.workers - undecided
 
+    def plan(self, facts: Facts) -> PlanStatus | None:
+        """The plan, with what of it the job does not have the nodes of."""
+        if (found := self.wanted.plan or facts.job.status.plan) is None:
+            return None
+        kept = kept_to(facts, self.wanted, self.actions.denied)
+        return found if found.kept_to == kept else found.model_copy(update={"kept_to": kept})
+
     def in_order(self) -> tuple[Action, ...]:
         """The actions, in the order in which they are carried out."""
         return tuple(sorted(self.actions.actions, key=lambda action: _ORDER.get(type(action), len(_ORDER))))
@@ -98,6 +107,8 @@ def decide(facts: Facts) -> Decisions:
         # Workers would hold their nodes for nothing, or this may be the job's end.
         if servers_wait or completion.awaits_nodes(facts, workers, counters):
             actions.postponed |= goal.workers
+            if servers_wait:
+                actions.denied |= {(home.pool, index) for index, home in goal.homes.items()}
         else:
             create_workers(facts, workers, goal, actions)
     else:

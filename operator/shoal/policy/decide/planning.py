@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from shoal.api.planning_status import PlanStatus
 from shoal.manifests.names import place_of_name
 from shoal.policy.decide.homes import Homes, waits_for_node
+from shoal.policy.decide.kept_to import pods_by_pool
 from shoal.policy.decide.lasting import lasting
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
@@ -99,7 +100,7 @@ def _auto(
         proposed = _clamped(homes, proposal, known)
         moves_anyway = bool(left) and sum(proposed.values()) >= sum(known.values())
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
-            words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
+            words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are{_taken(homes)})"
             readiness = None, Reason("NotFeasible", words)
         elif before is None or moves_anyway or _is_due(facts, homes, known, proposed, proposal):
             known, reason = proposed, proposal.reason
@@ -115,6 +116,17 @@ def _auto(
     status = _status(facts, before, known, proposal if fits else None, reason)
     changes = _changes(before, status, "")
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
+
+
+def _taken(homes: Homes) -> str:
+    """How many nodes others have. Not who: what runs in other namespaces is told to those who may see the pools."""
+    taken = {name: homes.taken[name] for name in homes.pools if homes.taken.get(name)}
+    if not taken:
+        return ""
+    found = ", ".join(
+        f"{number} of {homes.pools[name].spec.limits.nodes} {name}" for name, number in taken.items()
+    )
+    return f"; other jobs have, or are to have, {found}, as the status of the pools says"
 
 
 def _filled(homes: Homes, counts: Mapping[str, int], number: int) -> dict[str, int]:
@@ -136,14 +148,14 @@ def _at_most(counts: Mapping[str, int], most: int, homes: Homes) -> dict[str, in
 def _within_quota(facts: Facts, homes: Homes, counts: Mapping[str, int]) -> dict[str, int]:
     """The workers that a ResourceQuota of the namespace admits, and one more while it refuses any.
 
-    The nodes of the others are left to other jobs. That one is tried again and again, which shows when there is room.
+    That one is tried again and again, which shows when there is room. Not fewer than the job is to begin with: it would
+    begin with one, and two such jobs might keep the nodes from each other that each needs. Whatever is planned, the job
+    has the nodes of its pods only (`kept_to`).
     """
     refused = (each.name for each in facts.seen.refusals if each.kind is RefusalKind.QUOTA)
     if not any((place := place_of_name(name)) is not None and place.role == "worker" for name in refused):
         return dict(counts)
-    have = Counter(each.home.pool for each in facts.sightings["worker"] if each.pod and not each.pod.ended)
-    for home, number in facts.at_rest.living.items():
-        have[home.pool] += number
+    have = pods_by_pool(facts)
     coming = sum(place.role == "worker" for place in facts.seen.in_flight)
     most = max(have.total() + coming + 1, facts.job.spec.workers.min_replicas)
     kept = dict(counts)

@@ -95,6 +95,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             timers.after(0.0)  # when it is recorded
             continue
         if not rooms.has_one(index):
+            creator.doubt(Place("worker", index, 0))
             timers.after(ROOM_SECONDS)
             continue
         if (place := creator.next_place(index, group)) is not None:

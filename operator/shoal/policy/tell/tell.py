@@ -114,9 +114,8 @@ class _Teller:
     def _planning(self) -> dict[str, object]:
         """What is told about pools, nodes and money."""
         before, decided = self._seen.job.status, self._decided
-        wanted = decided.wanted
         return {
-            "plan": wanted.plan if wanted.plan is not None else before.plan,
+            "plan": decided.plan(self._facts),
             "prediction": progress.prediction(self._facts),
             "pool_usage": decided.usage.pools,
             "cost": decided.usage.cost,

@@ -74,6 +74,7 @@ def fleet_job(
         server_price=server_price,
         running=running(job),
         planned=status.plan.pools if mode == "Auto" and status.plan is not None else {},
+        kept_to=_kept_to(job),
         asked=asked(job, now),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else objective.max_cost - spent,
@@ -104,6 +105,7 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
         pools=tuple(job.spec.workers.pools),
         min_workers=job.spec.workers.replicas,
         running=running(job),
+        kept_to=_kept_to(job),
         asked=asked(job),
         fault=fault,
     )
@@ -158,6 +160,11 @@ def _cpu_limit(job: TrainingJob) -> float:
     """The CPU cores that the template allows a worker; 0: all of its node."""
     limits = (job.spec.workers.container("worker").get("resources") or {}).get("limits") or {}
     return quantity(limits.get("cpu", 0))
+
+
+def _kept_to(job: TrainingJob) -> Mapping[str, int]:
+    """Nodes that the job is kept to while its pods cannot be made."""
+    return job.status.plan.kept_to or {} if job.status.plan is not None else {}
 
 
 def _pace_before(job: TrainingJob) -> Pace | None:

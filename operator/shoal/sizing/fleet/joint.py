@@ -40,13 +40,13 @@ def better_together(
 
     `between`: see `plan_together`.
     """
-    able = [each for each in order if each.one is not None]
+    able = [each for each in order if each.one is not None and not each.job.kept_to]
     if len(able) < 2:
         return {}
     limits = given.limits
     for each in order:
-        if each.one is None:
-            for name, count in each.answer.counts.items():
+        if each.one is None or each.job.kept_to:
+            for name, count in each.job.holds(each.answer.counts).items():
                 limits[name] = max(limits[name] - count, 0)
     try:
         traders = _traders(able, given.pools)

@@ -107,13 +107,14 @@ def _planned(
     )
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
-        for name in _used(under_way(job)):
+        for name in _used(job.holds(under_way(job))):
             first.setdefault((_model(job), name), job.name)
     for job in order:
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
         alone[job.name] = solved = solve(job, left, given, elsewhere)
-        for name in _used(solved.answer.counts):
-            left[name] = max(left[name] - solved.answer.counts[name], 0)
+        holds = job.holds(solved.answer.counts)
+        for name in _used(holds):
+            left[name] = max(left[name] - holds[name], 0)
             first.setdefault((_model(job), name), job.name)
         if reserve := _reserve_of(solved):
             given.reserves[job.name] = reserve
@@ -126,7 +127,7 @@ def _planned(
 
 def _reserve_of(solved: Solved) -> Counter[str]:
     """On-demand nodes that a job with spot workers counts on, beyond those that it uses."""
-    if solved.one is None:
+    if solved.one is None or solved.job.kept_to:
         return Counter()
     problem = solved.one.problem
     spot = {pool: n for pool, n in zip(problem.pools, solved.counts, strict=True) if n and pool.spot}
@@ -158,10 +159,13 @@ def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.
 
 def _within_reach(plans: Sequence[Solved], limits: Mapping[str, int]) -> list[Solved]:
     """The plans; of jobs that would wait for each other for ever, what they get on the way."""
-    moves = [Move(under_way(each.job), each.answer.counts, each.job.min_workers) for each in plans]
+    moves = [
+        Move(each.job.holds(under_way(each.job)), each.job.holds(each.answer.counts), each.job.min_workers)
+        for each in plans
+    ]
     ends = reached(moves, limits)
     return [
-        each if +has == +Counter(each.answer.counts) else _stopped(each, has)
+        each if each.job.kept_to or +has == +Counter(each.answer.counts) else _stopped(each, has)
         for each, has in zip(plans, ends, strict=True)
     ]
 

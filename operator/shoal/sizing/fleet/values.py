@@ -90,7 +90,8 @@ class FleetJob:
     workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are; empty: not known, or in
     none that is named. `server_price`: of each, per hour; 0: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
-    `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes, for so many
+    `planned` are those of the plan that is being carried out. While its pods cannot be made, it has the nodes of those
+    that it is `kept_to`, by pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many
     seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
     nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
     """
@@ -120,6 +121,7 @@ class FleetJob:
     server_price: float = 0.0
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
+    kept_to: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
     deadline_seconds: float | None = None
     budget_left: float | None = None
@@ -130,6 +132,10 @@ class FleetJob:
     pace_before: Pace | None = None
     silent: bool = False
     fault: str = ""
+
+    def holds(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """What others leave to the job, if it is to run these workers."""
+        return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
 
     @property
     def has_work(self) -> bool:
