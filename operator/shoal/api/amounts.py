@@ -13,6 +13,8 @@ _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "": 1.0}
 _UNITS |= {each: 1e3 ** (power + 2) for power, each in enumerate("MGTPE")}
 _UNITS |= {f"{each}i": 1024.0 ** (power + 1) for power, each in enumerate("KMGTPE")}
 _ROUNDED = 1e-9
+_OF_PODS = ("cpu", "memory", "hugepages-")
+"""Of these a pod may say what it asks for as a whole (`IsSupportedPodLevelResource`)."""
 
 
 def quantity(text: object) -> float:
@@ -35,23 +37,53 @@ def amounts_of(found: object) -> object:
     return tuple(sorted((str(name), quantity(text)) for name, text in found.items()))
 
 
-def requested(containers: object) -> object:
-    """`requested_by` of containers, as the API server says them; what is none stays."""
-    return requested_by(containers) if isinstance(containers, list) else containers
+def requested_by(spec: Mapping[str, Any]) -> Amounts:
+    """What a pod asks for, as the scheduler counts it (`PodRequests` in k8s.io/component-helpers/resource).
 
+    Its containers together; or what one init container does, if that is more, beside the init containers before it that
+    go on (`restartPolicy: Always`), which count with the containers, too. What the pod itself says of CPU, memory and
+    huge pages (`spec.resources`) is in place of that; its overhead comes on top.
 
-def requested_by(containers: Iterable[Mapping[str, Any]]) -> Amounts:
-    """What the containers of a pod ask for together: as much as a limit where that is all.
+    Args:
+        spec: of the pod, with the parts that matter.
 
-    Init containers are left out: a pod needs no less for them.
     """
-    total = dict[str, float]()
-    for each in containers:
-        resources: Mapping[str, Any] = each.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for name, text in asked.items():
-            total[name] = total.get(name, 0.0) + quantity(text)
-    return tuple(sorted(total.items()))
+    goes_on, most = dict[str, float](), dict[str, float]()
+    for each in _list(spec.get("initContainers")):
+        asked = _asked(each.get("resources"))
+        now = _sum(goes_on, asked)
+        if each.get("restartPolicy") == "Always":
+            goes_on = now
+        most = _max(most, now)
+    total = goes_on
+    for each in _list(spec.get("containers")):
+        total = _sum(total, _asked(each.get("resources")))
+    total = _max(total, most)
+    of_pod: Mapping[str, Any] = spec.get("resources") or {}
+    whole = {name: quantity(text) for name, text in (of_pod.get("limits") or {}).items() if name not in total}
+    whole |= {name: quantity(text) for name, text in (of_pod.get("requests") or {}).items()}
+    total = total | {name: amount for name, amount in whole.items() if name.startswith(_OF_PODS)}
+    overhead = {name: quantity(text) for name, text in (spec.get("overhead") or {}).items()}
+    return tuple(sorted(_sum(total, overhead).items()))
+
+
+def _list(found: object) -> list[Mapping[str, Any]]:
+    return found if isinstance(found, list) else []
+
+
+def _asked(resources: Mapping[str, Any] | None) -> dict[str, float]:
+    """What a container asks for: as much as a limit where that is all."""
+    found = resources or {}
+    asked = {**(found.get("limits") or {}), **(found.get("requests") or {})}
+    return {name: quantity(text) for name, text in asked.items()}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one.keys() | other.keys()}
+
+
+def _max(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
 
 
 def part_of(asked: Amounts, has: Amounts) -> float:
@@ -59,6 +91,12 @@ def part_of(asked: Amounts, has: Amounts) -> float:
     room = dict(has)
     parts = (amount / room[name] if room.get(name) else math.inf for name, amount in asked if amount > 0)
     return max(parts, default=0.0) if has else 0.0
+
+
+def covers(one: Amounts, other: Amounts) -> bool:
+    """Whether it is at least as much of each."""
+    has = dict(one)
+    return all(amount <= has.get(name, 0.0) + _ROUNDED for name, amount in other)
 
 
 def fits(asked: Amounts, has: Amounts) -> bool:

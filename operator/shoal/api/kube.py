@@ -13,11 +13,11 @@ from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from shoal.api.amounts import Amounts, amounts_of, requested
+from shoal.api.amounts import Amounts, amounts_of, requested_by
 from shoal.api.base import ObjectMeta, Status
 from shoal.api.labels import OURS, SPOT_LABELS, Place, place_in
 from shoal.api.rules import STORED
@@ -248,14 +248,16 @@ class PodSpec:
     priority: int = 0
     """The value of its PriorityClass."""
     tolerations: Annotated[tuple[Toleration, ...], few(MOST_TOLERATIONS)] = ()
-    requests: Annotated[
-        Amounts,
-        BeforeValidator(requested),
-        few(MOST_RESOURCES),
-        AfterValidator(_shared_amounts),
-        Field(validation_alias="containers"),
-    ] = ()
-    """What its containers ask for."""
+    requests: Annotated[Amounts, few(MOST_RESOURCES), AfterValidator(_shared_amounts)] = ()
+    """What it asks for, as the scheduler counts it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _requested(cls, found: object) -> object:
+        """With what it asks for, of a spec as the API server says it."""
+        if isinstance(found, dict) and "containers" in found:
+            return {**found, "requests": requested_by(found)}
+        return found
 
 
 def _shared_spec(spec: PodSpec) -> PodSpec:
@@ -280,10 +282,11 @@ class PodStatus:
 
 _USUAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 """What kubelets say of containers until they begin."""
-_NO_ROOM = (
-    "Insufficient", "Too many pods", "free ports", "anti-affinity", "topology spread", "taint", "unschedulable",
-)  # fmt: skip
-"""In the scheduler's words, why a node of the right kind does not take a pod: it is full, or new, or about to go."""
+_FULL = "Insufficient", "Too many pods"
+_BESIDE = "free ports", "anti-affinity", "topology spread"
+_NO_ROOM = (*_FULL, *_BESIDE, "taint", "unschedulable")
+"""In the scheduler's words, why a node of the right kind does not take a pod: it is full, or new, or about to go, or
+has others that the pod, by its own template, is not to be beside."""
 
 
 class Pod(Cached):
@@ -380,6 +383,13 @@ class Pod(Cached):
         if "persistentvolumeclaim" in words.lower():
             return False
         return not words or not there_are or any(each in words for each in _NO_ROOM)
+
+    @property
+    def finds_nodes_full(self) -> bool:
+        """Whether the scheduler says that nodes are full, and nothing of what the pod is not to be beside."""
+        scheduled = self.condition("PodScheduled")
+        words = scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+        return any(each in words for each in _FULL) and not any(each in words for each in _BESIDE)
 
     @property
     def ended(self) -> bool:

@@ -266,14 +266,15 @@ def _resources(template: Manifest, role: str, kind: str) -> Collection[str]:
 def worker_requests(job: TrainingJob, pool: CapacityPool) -> Amounts:
     """What a worker of a pool asks for, as far as its template and the pool say."""
     template = _template(job, "worker")
-    containers = list((template.get("spec") or {}).get("containers") or ())
+    spec = template.get("spec") or {}
     asked = {*_resources(template, "worker", "limits"), *_resources(template, "worker", "requests")}
     defaults: dict[str, Any] = {
         name: amount for name, amount in _REQUESTS["worker"].items() if name not in asked
     }
     if gpus := _gpus(Where(job.spec.workers.capacity, pool), asked):
         defaults[GPU] = gpus
-    return requested_by([*containers, {"resources": {"requests": defaults}}])
+    containers = [*(spec.get("containers") or ()), {"resources": {"requests": defaults}}]
+    return requested_by({**spec, "containers": containers})
 
 
 def _gpus(where: Where, asked: Collection[str]) -> int:

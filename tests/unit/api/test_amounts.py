@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 
 import pytest
@@ -54,6 +55,42 @@ def test_pod_asks_for_what_its_containers_do_together_and_for_a_limit_that_nothi
     )
     assert asked.spec.requests == (("cpu", 1.5), ("gpu", 1.0))
     assert Pod.model_validate(asked.model_dump()).spec == asked.spec
+
+
+ONE, TWO, SIX = ({"requests": {"cpu": cpu}} for cpu in ("1", "2", "6"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "cores"),
+    [
+        ({"initContainers": [{"resources": ONE}, {"resources": SIX}]}, 6),
+        ({"initContainers": [{"resources": ONE}]}, 2),
+        ({"initContainers": [{"resources": ONE, "restartPolicy": "Always"}]}, 3),
+        ({"initContainers": [{"resources": TWO, "restartPolicy": "Always"}, {"resources": SIX}]}, 8),
+        ({"initContainers": [{"resources": SIX}, {"resources": TWO, "restartPolicy": "Always"}]}, 6),
+        ({"initContainers": [{"resources": SIX}], "overhead": {"cpu": "500m"}}, 6.5),
+        ({"resources": {"requests": {"cpu": "3"}}, "overhead": {"cpu": "500m"}}, 3.5),
+        ({"resources": {"limits": {"cpu": "8"}}}, 2),
+        ({"resources": {"limits": {"cpu": "8"}}, "containers": [{"name": "c"}]}, 8),
+        ({"resources": {"requests": {"nvidia.com/gpu": "8"}}}, 2),
+    ],
+    ids=[
+        "the largest init container",
+        "one that is smaller than all that follow",
+        "a sidecar",
+        "an init container beside a sidecar",
+        "an init container before a sidecar",
+        "overhead",
+        "what the pod says",
+        "a limit of the pod above what its containers ask for",
+        "a limit of the pod where they ask for nothing",
+        "what no pod says as a whole",
+    ],
+)
+def test_pod_asks_for_what_the_scheduler_counts(spec: dict[str, object], cores: float) -> None:
+    body = {"containers": [{"name": "c", "resources": TWO}], **spec}
+    asked = Pod.model_validate_json(json.dumps({"metadata": {"name": "p"}, "spec": body})).spec.requests
+    assert dict(asked) == {"cpu": cores}
 
 
 def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
+from functools import partial
 
 from shoal.api.amounts import nodes_for
 from shoal.api.capacity_pool import CapacityPool
@@ -15,7 +16,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
-from shoal.controllers.capacitypool.room import is_full, waits
+from shoal.controllers.capacitypool.room import Rooms, is_full
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key
 from shoal.manifests.pods import worker_requests
@@ -26,9 +27,6 @@ from shoal.sizing.accelerators import catalogue
 EVERY_SECONDS = 15.0
 REST_SECONDS = 3.0
 """What changes so soon after a look is answered together: a hundred jobs that begin are few statuses of their pool."""
-
-LOOKED_AT = 20
-"""So many nodes say what one has: those of a pool are interchangeable, and the newest may have no accelerator yet."""
 
 RECOMMENDED = "Recommended"
 
@@ -89,9 +87,9 @@ class PoolReconciler:
         working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
         waiting = [each for each in pods.indexed("waiting", name) if self._state.job_of(each) is not None]
         found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
-        rooms = {node.status.allocatable for node in found[:LOOKED_AT]}
+        rooms = Rooms.of(found, partial(pods.indexed, "node"))
         newest = max(found, key=lambda node: node.metadata.creation_timestamp or "", default=None)
-        waiting = [each for each in waiting if waits(each, rooms)]
+        waiting = [each for each in waiting if rooms.awaited_by(each)]
         servers = [
             each.spec.requests for each in waiting if each.place is not None and each.place.role == "ps"
         ]
@@ -108,7 +106,7 @@ class PoolReconciler:
             waiting=self._waiting(waiting, now),
             newest=newest.created if newest is not None else None,
             servers_waiting=len(servers),
-            server_nodes=min(nodes_for(servers, room) for room in rooms or {()}) if servers else 0,
+            server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),

@@ -74,6 +74,28 @@ async def test_pod_that_asks_for_more_than_any_node_has_waits_for_none(
 
 
 @pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"initContainers": [{"name": "i", "resources": {"requests": {"cpu": "64"}}}]},
+            "2 Insufficient cpu.",
+        ),
+        ({}, "2 node(s) didn't match pod anti-affinity rules."),
+        ({"schedulerName": "none"}, ""),
+    ],
+    ids=["an init container", "not beside others", "of no scheduler"],
+)
+async def test_pod_that_free_nodes_do_not_take_for_what_its_template_says_leaves_the_pool_to_others(
+    more: Any, message: str
+) -> None:
+    """It had the pool Exhausted for all jobs, which went to one at ten times the price."""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
+    containers = [{"name": "worker", "resources": {"requests": {"cpu": "1"}}}]
+    told = _told(await _look({}, scheduled, {}, 2, containers=containers, has={"cpu": "8"}, template=more))
+    assert told == (0, "False")
+
+
+@pytest.mark.parametrize(
     ("policy", "reason", "released", "waiting", "exhausted"),
     [
         ({}, LET_GO, None, 1, "True"),
@@ -399,6 +421,7 @@ async def _look(
     has: Any = None,
     pods: int = 1,
     workers: Any = None,
+    template: Any = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
@@ -433,7 +456,7 @@ async def _look(
             role, index, node=None, phase="Pending", created=created, conditions=conditions
         )
         pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
-        pod["spec"]["containers"] = list(containers)
+        pod["spec"] |= {"containers": list(containers), **(template or {})}
         pod["metadata"] |= changed or {}
         state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))
