@@ -57,7 +57,7 @@ class Slot(Status):
     ran: bool = False
     """Its container ran before it was draining or ended."""
     trained: bool = False
-    """Its first push is counted as a start of the pool."""
+    """Its first push is counted as a start of the pool, or is none, since its pod was held back."""
     unfulfilled: bool = False
     """Its wait for a node is counted as unfulfilled."""
     interrupted: bool = False

@@ -704,3 +704,44 @@ def test_worker_that_has_moved_counts_for_nothing_whatever_becomes_of_its_node()
     world.settle()
     assert world.status["restarts"]["disruptions"] == 0
     assert world.status["poolUsage"]["a"]["interruptions"] == 0
+
+
+def first_push(world: Pools) -> dict[str, Any]:
+    """What is counted of a worker's first push, at once."""
+    active = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": world.now.timestamp()}
+    world.report = build.report(workers=[active])
+    world.reconcile()
+    usage: dict[str, Any] = world.status["poolUsage"]["a"]
+    return usage
+
+
+def test_time_in_which_a_gate_of_its_template_holds_a_pod_back_is_no_start() -> None:
+    """Four pods that their owner let go after 29 minutes made all jobs wait for an hour before they did so in vain."""
+    world = Pools(pool("a"), nodes={}, replicas=1)
+    world.reconcile()
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    conditions = world.pods["digits-worker-0-0"]["status"]["conditions"]
+    conditions[:] = [gated]
+    world.reconcile()
+    world.now += timedelta(minutes=29)
+    conditions.clear()
+    world.reconcile()
+    world.add("a-0", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    usage = first_push(world)
+    assert (usage["starts"], usage["warmStarts"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("age", "starts"), [(60, 0), (-60, 1)])
+def test_wait_for_a_node_that_others_had_is_no_start_of_one(age: int, starts: int) -> None:
+    """It is the time that another job took, or what the pod's own template wants of a node."""
+    world = Pools(pool("a"), nodes={}, replicas=1)
+    world.reconcile()
+    created = world.now
+    world.now += timedelta(minutes=10)
+    world.add("a-0", "a")
+    world.nodes["a-0"]["metadata"]["creationTimestamp"] = build.stamp(created - timedelta(seconds=age))
+    world.settle()
+    usage = first_push(world)
+    assert (usage["starts"], usage["warmStarts"]) == (starts, 1)

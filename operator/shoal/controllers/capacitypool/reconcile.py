@@ -146,8 +146,8 @@ class PoolReconciler:
 
 
 def _released(job: TrainingJob | None) -> dict[Place, datetime]:
-    """When a job's queue let its pods go, or they were created; empty without a queue."""
-    if job is None or not job.spec.run_policy.scheduling_policy.queue:
+    """When a job's pods were let go by what held them back, such as a queue, or were created."""
+    if job is None:
         return {}
     return {slot.place: slot.created_at for slot in job.status.slots if slot.created_at is not None}
 

@@ -154,7 +154,7 @@ class _Counter:
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
-            self._start(usage, each.pod, datetime.fromtimestamp(pushed, UTC))
+            self._start(usage, each.pod, slot.node, datetime.fromtimestamp(pushed, UTC))
             each.slot = slot = slot.model_copy(update={"trained": True})
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
@@ -169,11 +169,12 @@ class _Counter:
         if silent:  # whoever of the node's pods it was counted for: that record may go before this one
             each.slot = each.slot.model_copy(update={"interrupted": True})
 
-    def _start(self, usage: dict[str, Any], pod: Pod, pushed: datetime) -> None:
+    def _start(self, usage: dict[str, Any], pod: Pod, on: str, pushed: datetime) -> None:
         """Count the wait for a node, if it was not there, and by itself what came after, which says nothing of nodes.
 
-        What a queue took is none; and of a coordinator whose clock is so far behind that the worker pushed before it
-        had a node, nobody knows how long it took.
+        It was there if it is older than the pod, which then waited for whoever had it. What a queue took is none; and
+        of a coordinator whose clock is so far behind that the worker pushed before it had a node, nobody knows how
+        long it took.
         """
         created, now = pod.created, self._facts.now
         bound = pod.bound_at
@@ -183,7 +184,9 @@ class _Counter:
             return
         usage["warm_starts"] += 1
         usage["warm_start_seconds"] += seconds_between(bound, min(pushed, now, bound + OWN))
-        if WAITED <= bound - created <= OUT:
+        node = self._facts.seen.nodes.get(on)
+        was_there = node is not None and node.created is not None and node.created < created
+        if WAITED <= bound - created <= OUT and not was_there:
             waited = seconds_between(created, bound)
             usage["starts"] += 1
             usage["start_seconds"] += waited

@@ -246,7 +246,8 @@ class _Reader:
         )
         if slot.queued != pod.queued:
             since = slot.created_at if pod.queued else whole(seen.now)
-            slot = slot.model_copy(update={"queued": pod.queued, "created_at": since})
+            # How long a pod is held back is its owner's choice, and would be the patience of all jobs with the pool.
+            slot = slot.model_copy(update={"queued": pod.queued, "created_at": since, "trained": True})
         node_name = pod.spec.node_name
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
