@@ -30,6 +30,7 @@ from shoal.controllers.sharing import Run, Sharing, Tenant
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
+from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
 from shoal.runtime.work_queue import Priority
 
@@ -287,17 +288,20 @@ class ClusterState:
         """When nodes that had been Unknown were heard again, the earliest first: the last ones."""
         return self._heard_again
 
-    def others_on(self, job_uid: str, nodes: Set[str]) -> dict[str, int]:
-        """How many jobs but this one have pods for a pool, of those that can be seen and have not ended.
+    def others_on(self, job_uid: str, nodes: Set[PoolNode]) -> dict[PoolNode, int]:
+        """How many jobs but this one pay a node, too, of those that can be seen and have not ended.
 
-        Of these nodes, those where there are any.
+        Of these nodes, those where there are any. A pod does not show that its job pays: whoever may make pods puts any
+        number of them on a node. One that pays has the node in its status, in that pool, and counts what it has.
         """
-        found = dict[str, int]()
-        for node in nodes & self._sharing.nodes:
-            others = [self._job_of_run(run) for run in self._sharing.on(node) if run[1] != job_uid]
-            if there := sum(each is not None and not each.status.finished for each in others):
-                found[node] = there
-        return found
+        found, paid = Counter[PoolNode](), dict[str, Set[PoolNode]]()
+        for node in nodes:
+            for run in self._sharing.on(node[1]) if node[1] in self._sharing.nodes else ():
+                if run[1] == job_uid or (job := self._job_of_run(run)) is None:
+                    continue
+                if node in (paid.get(run[1]) or paid.setdefault(run[1], _paid_by(job))):
+                    found[node] += 1
+        return dict(found)
 
     def node_was_deleted(self, name: str) -> bool:
         """Whether a node was lately seen to go."""
@@ -393,6 +397,17 @@ class ClusterState:
     def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:
             self._wakes.profiles(key_of(seen), Priority.NORMAL)
+
+
+def _paid_by(job: TrainingJob) -> Set[PoolNode]:
+    """The nodes of pools that a job pays, all or parts of them."""
+    if job.status.finished or job.status.counted_until is None:
+        return frozenset()
+    return {
+        (slot.pool, slot.node)
+        for slot in job.status.slots
+        if slot.pool and slot.node and slot.state != "Ended"
+    }
 
 
 def _wants(job: TrainingJob | None) -> object:

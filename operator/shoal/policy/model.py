@@ -207,8 +207,8 @@ class Observation:
     """The newest proposal of the planner for this job."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """Nodes of each pool that other jobs have, or plan to have."""
-    others_on: Callable[[Set[str]], Mapping[str, int]] = lambda _nodes: {}
-    """Of nodes, those on which other jobs have pods for a pool, and how many."""
+    others_on: Callable[[Set[tuple[str, str]]], Mapping[tuple[str, str], int]] = lambda _nodes: {}
+    """Of nodes of pools, those that other jobs pay, too, and how many of these there are."""
 
 
 @dataclass(frozen=True)

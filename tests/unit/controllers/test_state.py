@@ -263,7 +263,7 @@ def test_pod_of_another_namespace_or_name_is_of_no_job_whatever_uid_its_owner_ha
     stranger = put("stranger", 2, **false)
     assert run_of(stranger) is not None
     assert state.job_of(stranger) is None
-    assert not state.others_on("another's", {"spot-0"})
+    assert not state.others_on("another's", {("spot", "spot-0")})
     state.pods.drop("stranger")
     assert state.gone_pods(build.UID) == {}
     own = put("own", 3)
@@ -405,20 +405,29 @@ def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while
         "reason": "Done",
         "lastTransitionTime": build.stamp(build.NOW),
     }
-    both = {"od-0", "od-1"}
-    begin("mine", "team")
-    begin("theirs", "other")
-    begin("over", "team", conditions=[complete])
+    both = {("od", "od-0"), ("od", "od-1")}
+    pays: dict[str, Any] = {
+        "countedUntil": build.stamp(build.NOW),
+        "slots": [{"role": "ps", "index": 0, "pool": "od", "node": "od-0", "state": "Running"}],
+    }
+    begin("mine", "team", **pays)
+    begin("theirs", "other", **pays)
+    begin("over", "team", conditions=[complete], **pays)
+    begin("free", "evil")  # no status says that it has a node
+    begin("elsewhere", "evil", **pays | {"slots": [{**pays["slots"][0], "pool": "anything"}]})
+    begin("uncounted", "evil", slots=pays["slots"])  # it names no pools
     run("mine", "team")
     assert not state.others_on("mine", both)
     run("theirs", "other", 0)
     run("theirs", "other", 1)  # two servers of one job pay once
-    run("elsewhere", "team", 0)  # of a job that is gone
+    run("gone", "team", 0)  # of a job that is gone
     run("over", "team", 0)
-    assert state.others_on("mine", both) == state.others_on("theirs", both) == {"od-0": 1}
-    assert state.others_on("over", both) == {"od-0": 2}
-    assert not state.others_on("mine", {"od-1"})
-    for index, left in ((0, {"od-0": 1}), (1, {})):
+    for pays_nothing in ("free", "elsewhere", "uncounted"):
+        run(pays_nothing, "evil", 0)
+    assert state.others_on("mine", both) == state.others_on("theirs", both) == {("od", "od-0"): 1}
+    assert state.others_on("over", both) == {("od", "od-0"): 2}
+    assert not state.others_on("mine", {("od", "od-1")})
+    for index, left in ((0, {("od", "od-0"): 1}), (1, {})):
         run("theirs", "other", index, 2, phase="Succeeded")
         assert state.others_on("mine", both) == left
 

@@ -95,7 +95,7 @@ class Pools(World):
             unreadable_pools=self.unreadable,
             proposal=self.proposal,
             taken=self.elsewhere,
-            others_on=lambda nodes: {node: others[node] for node in nodes & others.keys()},
+            others_on=lambda nodes: {node: others[node[1]] for node in nodes if node[1] in others},
         )
 
     def _create(self, action: CreatePod) -> None:

@@ -412,13 +412,13 @@ def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
 ) -> None:
     """It asked of each node and read a price for each: of 1,000 workers in pools, most of a plan."""
 
-    def asked(nodes: int) -> tuple[list[Set[str]], int]:
+    def asked(nodes: int) -> tuple[list[Set[tuple[str, str]]], int]:
         world = Pools(pool("a", price=3.6), nodes={"a": nodes}, replicas=nodes)
         world.settle()
         world.now += timedelta(seconds=1000)
-        asked_of, prices = list[Set[str]](), Counter[str]()
+        asked_of, prices = list[Set[tuple[str, str]]](), Counter[str]()
 
-        def others_on(nodes: Set[str]) -> dict[str, int]:
+        def others_on(nodes: Set[tuple[str, str]]) -> dict[tuple[str, str], int]:
             asked_of.append(nodes)
             return {}
 
@@ -433,8 +433,8 @@ def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
 
     (few, some), (many, more) = asked(2), asked(8)
     assert some == more > 0
-    assert many == [{f"a-{i}" for i in range(8)}]
-    assert few == [{f"a-{i}" for i in range(2)}]
+    assert many == [{("a", f"a-{i}") for i in range(8)}]
+    assert few == [{("a", f"a-{i}") for i in range(2)}]
 
 
 @settings(max_examples=examples(16), deadline=None)

@@ -16,12 +16,11 @@ since each counts its loss: so the pool's rate of losses stays true.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from shoal.api.kube import Pod
@@ -95,10 +94,10 @@ class _Amounts(NamedTuple):
             found[pool] += amount
         return found
 
-    def of(self, names: Mapping[str, int]) -> Iterator[tuple[PoolNode, int]]:
-        """Those with these names."""
-        yield from ((node, self.each) for node in self.at_rest.nodes if node[1] in names)
-        yield from ((node, amount) for node, amount in self.others.items() if node[1] in names)
+    def of(self, nodes: Container[PoolNode]) -> Iterator[tuple[PoolNode, int]]:
+        """What these nodes have."""
+        yield from ((node, self.each) for node in self.at_rest.nodes if node in nodes)
+        yield from ((node, amount) for node, amount in self.others.items() if node in nodes)
 
 
 def due(facts: Facts) -> set[int]:
@@ -270,7 +269,7 @@ class _Counter:
             for pool, some in used.by_pool().items():
                 self._usage(pool)["node_seconds"] += some
             prices = {name: self._node_price(name) for name in used.by_pool().keys() | has.by_pool().keys()}
-            others = facts.seen.others_on(set(map(itemgetter(1), (*stay, *was, *now))))
+            others = facts.seen.others_on({*stay, *was, *now})
             pays = {} if ends else _paid(has, others)
             cost = cost_so_far(facts.seen.pools, prices, cost, _paid(used, others), pays)
         else:
@@ -353,12 +352,12 @@ def _nodes(slots: Iterable[Slot]) -> frozenset[PoolNode]:
     )
 
 
-def _paid(amounts: _Amounts, others: Mapping[str, int]) -> Mapping[str, Decimal]:
+def _paid(amounts: _Amounts, others: Mapping[PoolNode, int]) -> Mapping[str, Decimal]:
     """What the job pays of nodes, by pool: of one on which other jobs have pods, an equal part with each.
 
     `others`: how many other jobs there are on a node, where there are any.
     """
     paid = {pool: Decimal(amount) for pool, amount in amounts.by_pool().items()}
-    for (pool, name), amount in amounts.of(others) if others else ():
-        paid[pool] -= Decimal(amount) * others[name] / (1 + others[name])
+    for node, amount in amounts.of(others) if others else ():
+        paid[node[0]] -= Decimal(amount) * others[node] / (1 + others[node])
     return paid
