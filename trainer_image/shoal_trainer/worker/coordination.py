@@ -178,7 +178,7 @@ class ControlPlane:
         An export uploads all files, because the model's manifest lists only files with the task's token. Files of
         callbacks that the storage does not take now follow later, unless training has ended or `stop`s now.
         """
-        waits = work.kind != "callbacks" or work.last or stop
+        waits = work.kind == "export" or (work.kind == "callbacks" and (work.last or stop))
         done = TaskDone(
             **self._client.identity,
             token=work.token,

@@ -47,9 +47,9 @@ class Line:
 class Cluster:
     """Parameter server 0 of a job with callbacks, and two workers; its volume is full while `full`."""
 
-    def __init__(self, tmp_path, monkeypatch):
+    def __init__(self, tmp_path, monkeypatch, *, validation=False):
         self.tmp_path, self.full, self.seq = tmp_path, False, {}
-        self.server = None
+        self.server, self.validation = None, validation
         write = LocalStorage.write
 
         def attempt(storage, name, chunks, *confirm):
@@ -84,7 +84,7 @@ class Cluster:
             shard.workers.connect(slot, 0)
             if shard.hello(slot, 0, MODEL, Held()).wants_copy:
                 shard.offer(slot, 0, aligned(shard.size))
-            data = DataSpec(size=8, callbacks=True)
+            data = DataSpec(size=8, callbacks=True, validation=self.validation)
             self.service.coordinator.join(Join(slot=slot, incarnation=0, data=data, batch_size=2))
 
     def plane(self, slot):
@@ -134,18 +134,24 @@ class Cluster:
         if work.kind == "idle":
             self.train(1)
             work = self.train(0)
+        if self.validation:
+            assert (work.kind, work.task) == ("task", "evaluate")
+            evaluation = TaskWork(work.token, "evaluate", work.epoch)
+            self.planes[0].task_done(evaluation, {"val_loss": 1.0}, {}, stop=False, message="")
+            work = self.train(0)
         assert (work.kind, work.task) == ("task", "callbacks")
         self.call(work, **files)
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    cluster = Cluster(tmp_path, monkeypatch)
+def cluster(tmp_path, monkeypatch, request):
+    cluster = Cluster(tmp_path, monkeypatch, validation=getattr(request, "param", False))
     yield cluster
     for plane in cluster.planes:
         plane.close()
 
 
+@pytest.mark.parametrize("cluster", [False, True], indirect=True, ids=["without", "with validation"])
 def test_training_goes_on_while_the_storage_takes_no_file(cluster):
     cluster.full = True
     for epoch in range(EPOCHS - 1):
