@@ -20,6 +20,7 @@ from typing import IO, Any
 from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message, TerminationMessage
+from shoal_trainer.coordinator.protocol import LATE
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.snapshot.shard_file import Digest
 from shoal_trainer.snapshot.storage import Storage
@@ -68,7 +69,9 @@ class Artefacts:
         self._storage = storage
         self._run, self._made_by = run, made_by
         self._lock = threading.Condition()
-        self._writing: set[tuple[tuple[int, int], str]] = set()
+        self._writing: set[tuple[tuple[int, ...], str]] = set()
+        self._newest: dict[str, tuple[tuple[int, int], int]] = {}
+        """Of each file that is sent later: the worker, and the number of the newest copy that it began to send."""
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
 
@@ -94,7 +97,9 @@ class Artefacts:
         else:
             raise ProtocolError(f"the file {name!r} of this task is not below logs/")
         digest = Digest(chunks)
-        with self._turn(token, name):
+        with self._turn(
+            token[:1] if token[0] == LATE else token, name
+        ):  # copies in one turn, whatever their number
             known = next((file for file in self._files_of(token) if file.name == name), None)
             if known is None:
                 self._storage.write(target, digest, confirm)
@@ -111,8 +116,16 @@ class Artefacts:
                 if token == self._token:
                     self._files[name] = sent
 
+    def check_newest(self, worker: tuple[int, int], number: int, name: str) -> None:
+        """`Overtaken` if this worker has begun to send a newer copy of this file."""
+        with self._lock:
+            sender, newest = self._newest.get(name, (worker, number))
+            if sender == worker and number < newest:
+                raise Overtaken(f"a newer copy of {name} follows")
+            self._newest[name] = worker, number
+
     @contextlib.contextmanager
-    def _turn(self, token: tuple[int, int], name: str) -> Iterator[None]:
+    def _turn(self, token: tuple[int, ...], name: str) -> Iterator[None]:
         """One writes this file at a time."""
         with self._lock:
             if not self._lock.wait_for(lambda: (token, name) not in self._writing, AGAIN_SECONDS):

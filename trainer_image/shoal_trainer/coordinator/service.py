@@ -148,6 +148,7 @@ class CoordinatorService:
         def check() -> Kind:
             if token[0] == LATE and self.coordinator.sends_later(worker):
                 kind: Kind = "callbacks"
+                self.artefacts.check_newest(worker, token[1], name)
             elif (task := self.coordinator.held_task(worker, token)) is not None:
                 kind = task.kind
             else:

@@ -1,12 +1,13 @@
 """A storage that takes no files holds up neither the callbacks nor training: the files follow, and the export waits."""
 
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
-from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator import artefacts, report
 from shoal_trainer.coordinator.protocol import LATE, DataSpec, Join, Leave, TaskDone, UnsentFiles
 from shoal_trainer.errors import BadName, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
@@ -194,6 +195,30 @@ def test_a_newer_copy_replaces_the_one_before(cluster, caplog):
         cluster.send()
         assert cluster.stored() == {"log.csv": text}
     assert "sent before" not in caplog.text
+
+
+def test_an_older_copy_never_replaces_a_newer_one(cluster, monkeypatch):
+    """A write hung in the storage, or a request on its way: the worker has given it up, and sends what came after."""
+    monkeypatch.setattr(artefacts, "AGAIN_SECONDS", 0.0)
+    cluster.full, copies = True, []
+    for text in ("1", "2"):
+        cluster.epoch(best__keras=text)
+        copies.append((LATE, int(cluster.planes[0]._late._copies["logs/best.keras"].name)))
+    cluster.full, upload = False, partial(cluster.service.upload, 0, 0)
+
+    def slow():
+        yield b"1"
+        with pytest.raises(Unreachable, match="still being written"):
+            upload(copies[1], "logs/best.keras", iter([b"2"]))
+
+    with pytest.raises(Overtaken, match="newer"):
+        upload(copies[0], "logs/best.keras", slow())
+    upload(copies[1], "logs/best.keras", iter([b"2"]))
+    with pytest.raises(Overtaken, match="newer"):
+        upload(copies[0], "logs/best.keras", iter([b"1"]))
+    cluster.send()
+    assert cluster.stored() == {"best.keras": "2"}
+    assert cluster.tasks.sender is None
 
 
 def test_callbacks_that_stop_training_wait_for_their_files(cluster):
