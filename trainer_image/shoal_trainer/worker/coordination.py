@@ -92,7 +92,7 @@ class ControlPlane:
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each file that is uploaded, or will be by `_late`."""
         self._left_out: dict[str, str] = {}
-        """The files of callbacks that the storage can never have, and why."""
+        """The files of callbacks that the storage lacks, though none waits for it, and why."""
         self._late = LateFiles(self)
         self._joined = threading.Event()
         self._finished = False
@@ -229,13 +229,17 @@ class ControlPlane:
         except (BadName, ProtocolError) as error:
             if not leaves_out:
                 raise
-            if name not in self._left_out:
-                log.warning("%s is left out: %s", name, error)
-            if len(self._left_out) < MAX_LEFT_OUT:
-                self._left_out[name] = str(error)[:MAX_TEXT]
+            self.leave_out(name, str(error))
             return False
         self._left_out.pop(name, None)
         return True
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Tell that the storage lacks this file, until it is uploaded."""
+        if name not in self._left_out:
+            log.warning("%s is left out: %s", name, why)
+        if len(self._left_out) < MAX_LEFT_OUT:
+            self._left_out[name] = why[:MAX_TEXT]
 
     def announce(self, names: Iterable[str]) -> None:
         """Say which files of callbacks come later. `Overtaken` if another worker has run callbacks since."""

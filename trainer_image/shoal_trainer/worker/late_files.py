@@ -1,13 +1,12 @@
 """Sends the files of callbacks later, when the storage takes none: their task is done meanwhile, and training goes on.
 
-What is sent are copies, because the callbacks of the next epochs change and delete the files. They take at most half of
-what is free on the disk; then the callbacks wait for the storage, and training for them. They are lost with this
-worker, so the coordinator knows which files there are.
+What is sent are copies, because the callbacks of the next epochs change and delete the files. All of them take at most
+half of what is free on the disk without them; then the callbacks wait for the storage, and training for them. They are
+lost with this worker, so the coordinator knows which files there are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import logging
@@ -36,6 +35,9 @@ class Plane(Protocol):
 
     def uploaded(self, token: Token, name: str, path: Path) -> bool:
         """Upload a file, unless the storage can never have it."""
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Tell that the storage lacks this file, until it is uploaded."""
 
     def forget(self, names: Iterable[str]) -> None:
         """These files will not be sent."""
@@ -103,9 +105,10 @@ class LateFiles(Background):
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy(self, path: Path) -> Path:
-        """Raises an error for which `has_no_room` is true if the copy would take more than half of what is free."""
+        """Raises an error for which `has_no_room` is true if all copies would take more than half of what is free."""
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="shoal-late-"))
-        if 2 * path.stat().st_size > shutil.disk_usage(self._folder).free:
+        held = sum(copy.stat().st_size for copy in self._folder.iterdir())
+        if 2 * (held + path.stat().st_size) > held + shutil.disk_usage(self._folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
         copy = self._folder / str(next(self._numbers))
         try:
@@ -132,8 +135,11 @@ class LateFiles(Background):
                     if not self._copies:
                         break
                     name, copy = next(iter(self._copies.items()))
-                with contextlib.suppress(FileNotFoundError):  # replaced just now
+                try:
                     self._plane.uploaded((LATE, int(copy.name)), name, copy)
+                except FileNotFoundError:
+                    self._gone(name, copy)
+                else:
                     self._done(name, copy)
         except Overtaken as error:
             self._drop(error)
@@ -152,6 +158,14 @@ class LateFiles(Background):
         with self._lock:
             if self._copies.get(name) == copy:
                 _remove([self._copies.pop(name)])
+
+    def _gone(self, name: str, copy: Path) -> None:
+        """There is no such copy: it was replaced just now, or deleted by others."""
+        with self._lock:
+            if self._copies.get(name) == copy:
+                del self._copies[name]
+                self._plane.leave_out(name, "its copy was deleted from the disk of the worker")
+                self._plane.forget([name])
 
     def _drop(self, error: Overtaken) -> None:
         """Others run the callbacks now, and have written files of these names, or will."""

@@ -321,6 +321,45 @@ def test_a_disk_with_little_room_makes_the_callbacks_wait(cluster, monkeypatch):
     assert cluster.tasks.sender == (0, 0)
 
 
+def test_copies_take_at_most_half_of_what_would_be_free_without_them(cluster, monkeypatch):
+    late, file = cluster.planes[0]._late, cluster.folder / "x"
+    file.write_text("x")
+
+    def taken():
+        return 0 if late._folder is None else sum(copy.stat().st_size for copy in late._folder.iterdir())
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20 - taken()))
+    cluster.epoch()
+    late.add({f"logs/{number}": file for number in range(6)}, Unreachable(FULL))
+    with pytest.raises(Unreachable, match="No space left"):
+        late.add({f"logs/{number}": file for number in range(6, 12)}, Unreachable(FULL))
+    late.add({f"logs/{number}": file for number in range(6, 10)}, Unreachable(FULL))
+    assert taken() == 10
+
+
+def test_a_copy_that_was_deleted_is_left_out_and_told_until_it_is_written_again(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(log__csv="1", best__keras="best")
+    late, line, attempts = cluster.planes[0]._late, cluster.planes[0]._client, []
+    upload = line.upload
+
+    def counted(*call):
+        attempts.append(call)
+        assert len(attempts) < 9, "it is sent again and again without a pause"
+        upload(*call)
+
+    monkeypatch.setattr(line, "upload", counted)
+    late._copies["logs/log.csv"].unlink()
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"best.keras": "best"}
+    assert cluster.tasks.sender is None
+    assert "logs/log.csv is left out: its copy was deleted" in cluster.tasks.lacking
+    cluster.epoch()
+    assert cluster.stored() == {"log.csv": "1", "best.keras": "best"}
+    assert cluster.tasks.lacking == ""
+
+
 def test_an_older_parameter_server_makes_the_callbacks_wait(cluster):
     cluster.full, cluster.planes[0]._client.old = True, True
     with pytest.raises(Unreachable, match="No space left"):
