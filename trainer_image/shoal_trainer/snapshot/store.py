@@ -346,6 +346,20 @@ class SnapshotStore:
     ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
         """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded.
 
+        An outage may end after newer ones were tried and before an older one is read: then all are tried again.
+        """
+        began = self._clock()
+        loaded = self._load_listed(index, shards, wanted)
+        if loaded[0] is not None and any(unread.last >= began for unread in self._unread.values()):
+            del loaded  # the memory has room for one
+            loaded = self._load_listed(index, shards, wanted)
+        return loaded
+
+    def _load_listed(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool]
+    ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
+        """As `_load`, each of those that are listed once.
+
         Again if none can be loaded and newer ones were published: what was listed may have been removed since. `Outrun`
         if that happens again and again. `Unreachable` if there is none but one that cannot be read now.
         """

@@ -29,10 +29,13 @@ class Worn(LocalStorage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.refuses: Callable[[str], bool] = lambda _: False
+        self.waits: Callable[[], None] = lambda: None
+        """Until a read has failed."""
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         if self.refuses(name):
+            self.waits()
             raise Unreachable(f"cannot read {name}: {os.strerror(errno.EIO)}")
         with super().open(name) as handle:
             yield handle
@@ -93,6 +96,31 @@ def test_outage_of_the_storage_is_waited_for(
     bench.storage.refuses = lambda each: what in each
     assert bench.tries(5 * UNREAD_SECONDS) is None
     assert len(caplog.records) <= 3, "each once"
+    bench.storage.refuses = lambda _: False
+    assert bench.newest() == bench.saved[2]
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(timeout=st.sampled_from([0.05, 5.0, 30.0]), seconds=st.floats(100, 400))
+def test_newest_comes_whenever_an_outage_of_all_content_ends(
+    bench: Bench, timeout: float, seconds: float
+) -> None:
+    """Also while what is newer was just skipped: each read fails after its timeout; lists and sizes work."""
+    bench.store = SnapshotStore(bench.storage, bench.clock)
+    ends = bench.clock.now + seconds
+
+    def fail() -> None:
+        bench.clock.now += timeout
+
+    bench.storage.refuses, bench.storage.waits = lambda _: bench.clock.now < ends, fail
+    assert bench.tries(seconds + 100) == bench.saved[2]
+
+
+@pytest.mark.parametrize("whole", [1, 2])
+def test_newest_that_can_be_read_is_taken_if_those_above_it_still_fail(bench: Bench, whole: int) -> None:
+    """After each of them had its minute."""
+    bench.storage.refuses = lambda each: any(each.endswith(bench.part(n)) for n in range(whole + 1, 4))
+    assert bench.tries(3 * UNREAD_SECONDS) == bench.saved[whole - 1]
     bench.storage.refuses = lambda _: False
     assert bench.newest() == bench.saved[2]
 
