@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -28,7 +29,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EX
 NO_SUCH_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR}
 """There is no file of this name, and there can be none: it is too long, or the folder is a file."""
 NO_NAME = NO_SUCH_NAME | {errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
-"""Errors of `open`, `mkdir` and `rename`: there is a folder or a file in its way, or characters that it cannot have."""
+"""Errors of `mkdir`, `stat` and `rename`: there is a folder or a file in its way, or characters that it cannot have."""
 
 
 class Storage(Protocol):
@@ -192,10 +193,15 @@ class LocalStorage:
                 path.unlink(missing_ok=True)
 
     def sweep(self, folder: str = "") -> None:
-        """Remove the temporary files under this writer's name that another process made."""
+        """Remove the temporary files under this writer's name that another process made.
+
+        Earlier versions began the name with that of the file: `.model.keras.ps-0-…`.
+        """
+        writer = re.escape(self._writer)
+        left = re.compile(rf"\.(.*\.)?{writer}-(?!{self._process}\.).{{8}}\..{{8}}\.part", re.DOTALL)
         with _translated(f"cannot clean {self.root}", absent=()):
-            for part in (self.root / folder).rglob(f".{self._writer}-????????.????????.part"):
-                if f".{self._writer}-{self._process}." not in part.name:
+            for part in (self.root / folder).rglob(".*.part"):
+                if left.fullmatch(part.name):
                     part.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -227,12 +233,13 @@ class LocalStorage:
         At the end it is removed, unless it was moved.
         """
         part = path.with_name(f".{self._writer}-{self._process}.{secrets.token_hex(4)}.part")
+        self.root.mkdir(parents=True, exist_ok=True)  # of the volume, as `open`, and not of this name
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # before all of it is written in vain
                 if stat.S_ISDIR(path.stat().st_mode):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            handle = part.open("xb", buffering=0)
+        handle = part.open("xb", buffering=0)
         try:
             with handle:
                 self._unfinished.add(part)

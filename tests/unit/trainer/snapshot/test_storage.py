@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from shoal_trainer.errors import BadName, Fenced, Unreachable, UserError
 from shoal_trainer.snapshot import storage as storage_module
+from shoal_trainer.snapshot.claims import Claim, check_storage
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import latest
@@ -173,6 +174,32 @@ def test_bytes_that_cannot_be_written_are_an_outage(tmp_path: Path, code: int) -
         LocalStorage(tmp_path).write("file", chunks())
 
 
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EEXIST, errno.ENOTDIR])
+@pytest.mark.parametrize("sick", ["run", "*.part"])
+def test_volume_that_refuses_all_names_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, sick: str
+) -> None:
+    """As a mount that went away: what fails for the folder of the run, and for every file in it, is of no name."""
+
+    def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Path, *args: Any, **options: Any) -> Any:
+            if path.match(sick):
+                raise OSError(code, os.strerror(code))
+            return method(path, *args, **options)
+
+        return refuse
+
+    storage = LocalStorage(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refusing(Path.mkdir))
+        patched.setattr(Path, "open", refusing(Path.open))
+        with pytest.raises(Unreachable):
+            check_storage(storage, "this")
+        with pytest.raises(Unreachable):
+            Claim(storage, 0, 1).make()
+    Claim(storage, 0, 1).make()
+
+
 def test_name_that_a_bucket_cannot_have_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = RemoteStorage("memory://long")
 
@@ -202,9 +229,12 @@ def test_incomplete_files_of_a_killed_server_are_removed_by_its_successor(tmp_pa
             return written.enter_context(by._write_temporary(run / name, [b"x"]))
 
         first, second = (begun(killed, name) for name in ("snapshots/a", "logs/deep/history.csv"))
+        earlier = [begun(each, "snapshots/b") for each in (killed, other)]  # as earlier versions named them
+        earlier = [path.rename(path.with_name(f".model.keras{path.name}")) for path in earlier]
         kept = [begun(each, "snapshots/a") for each in (other, successor)]
         successor.sweep("snapshots")
         assert (first.exists(), second.exists()) == (False, True)
+        assert [path.exists() for path in earlier] == [False, True]
         successor.sweep()
         assert not second.exists()
         assert all(path.exists() for path in [*kept, users])
