@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from shoal_trainer.contract import Message
-from shoal_trainer.errors import Outrun, SnapshotError, Unreachable, UserError
+from shoal_trainer.errors import OtherFormat, Outrun, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy
 from shoal_trainer.snapshot.claims import FOLDER
 from shoal_trainer.snapshot.manifest import Manifest
@@ -84,6 +84,11 @@ def _newest(other: SnapshotStore, uri: str, index: int, shards: int) -> tuple[Ma
         raise UserError(
             f"The run in {uri} still trains, and {error}. Raise its snapshot.retain or snapshot.everySeconds, or start "
             "from it when it has ended."
+        ) from None
+    except OtherFormat as error:
+        raise UserError(
+            f"Another version of Shoal wrote what is in {uri}, which this run starts from: {error}. Use that version's "
+            "images, or set initialFrom.uri (--initial-from) to a run of this version. Nothing was changed."
         ) from None
 
 

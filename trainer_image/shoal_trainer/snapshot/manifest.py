@@ -57,10 +57,15 @@ class ShardFile(Message):
         return applied_from_list(self.applied)
 
 
-class Head(Message):
-    """What fences and cleaning need of a manifest: without the ledger, which may be large. `epoch`: that of PS 0."""
+class Written(Message):
+    """What every version can read of a manifest."""
 
     format: int = FORMAT
+
+
+class Head(Written):
+    """What fences and cleaning need of a manifest: without the ledger, which may be large. `epoch`: that of PS 0."""
+
     number: int
     epoch: int
     shards: tuple[ShardFile, ...]

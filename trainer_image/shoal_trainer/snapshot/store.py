@@ -40,6 +40,7 @@ from shoal_trainer.snapshot.manifest import (
     Head,
     Manifest,
     ShardFile,
+    Written,
     applied_to_list,
     is_whole,
     sealed,
@@ -450,13 +451,14 @@ class SnapshotStore:
             head = kind.model_validate_json(content)
         except ValueError as error:
             why = f"{name} is not a valid manifest: {str(error).splitlines()[0]}"
-            raise (OtherFormat if is_whole(content) else SnapshotError)(why) from None
+            if not is_whole(content):
+                raise SnapshotError(why) from None
+            with contextlib.suppress(ValueError):
+                _check_format(name, Written.model_validate_json(content))
+            raise OtherFormat(why) from None
         if not is_whole(content):
             raise SnapshotError(f"{name} is damaged: it does not have the SHA-256 that it says")
-        if head.format > FORMAT:
-            raise OtherFormat(
-                f"{name} has format {head.format}, and this version of Shoal reads up to {FORMAT}"
-            )
+        _check_format(name, head)
         return head
 
     @classmethod
@@ -480,6 +482,13 @@ def _noted(errors: list[Unreachable]) -> Iterator[None]:
         yield
     except Unreachable as error:
         errors.append(error)
+
+
+def _check_format(name: str, written: Written) -> None:
+    if written.format > FORMAT:
+        raise OtherFormat(
+            f"{name} has format {written.format}, and this version of Shoal reads up to {FORMAT}"
+        ) from None
 
 
 def _check_covers(manifest: Manifest) -> None:

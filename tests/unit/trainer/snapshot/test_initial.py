@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.initial import RECORD, InitialSnapshot, load_initial
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import FORMAT, Manifest, sealed
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import LOAD_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
@@ -106,6 +107,17 @@ def test_folder_without_snapshot_is_a_user_error(own: LocalStorage, tmp_path: Pa
         load_initial(own, (tmp_path / "nothing").as_uri(), 0, 2)
     with pytest.raises(Unreachable):
         load_initial(own, (tmp_path / "nothing").as_uri(), 1, 2)
+
+
+def test_run_of_another_version_is_named_with_the_format_that_it_has(own: LocalStorage, other: Other) -> None:
+    """Not this run's snapshots, of which there are none: the other run's are to be kept."""
+    content = {"format": FORMAT + 1, "number": 2, "epoch": 0, "shards": "of a later kind"}
+    (other.folder / "snapshots" / "manifest-0000000002.json").write_bytes(sealed(json.dumps(content)))
+    says = (
+        rf"{other.uri}.*manifest-0000000002\.json has format {FORMAT + 1}, and this version .* up to {FORMAT}"
+    )
+    with pytest.raises(UserError, match=says):
+        load_initial(own, other.uri, 0, 2)
 
 
 def test_snapshot_removed_during_the_choice_is_replaced_by_a_newer_one(
