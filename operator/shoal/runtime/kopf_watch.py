@@ -191,6 +191,17 @@ async def credentials(server: ApiServer) -> kopf.ConnectionInfo:
     )
 
 
+class _Answer(aiohttp.ClientResponse):
+    """As aiohttp's. The items of a list of metadata are null where there are none, which kopf does not expect."""
+
+    async def json(self, **options: Any) -> Any:
+        """See aiohttp."""
+        found = await super().json(**options)
+        if isinstance(found, dict) and found.get("items", ()) is None:
+            found["items"] = []
+        return found
+
+
 def _session(info: kopf.ConnectionInfo, plurals: Sequence[str]) -> kopf.AiohttpSession:
     """A session of kopf's own kind, but that the API server answers with the metadata of these resources only.
 
@@ -208,6 +219,7 @@ def _session(info: kopf.ConnectionInfo, plurals: Sequence[str]) -> kopf.AiohttpS
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
         trace_configs=[asking],
+        response_class=_Answer,
     )
     return kopf.AiohttpSession(
         aiohttp_session=session,

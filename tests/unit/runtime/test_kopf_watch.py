@@ -187,6 +187,32 @@ async def test_kopf_asks_for_metadata_and_keeps_nothing_of_an_object_that_change
     assert "PartialObjectMetadata" not in accepted["/apis"]
 
 
+async def test_kopf_watches_where_there_is_nothing_yet() -> None:
+    """The items of an empty list of metadata are null, of which kopf's watch ended."""
+    watches = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            watches.set()
+            await asyncio.Event().wait()
+        empty = {"metadata": {"resourceVersion": "9"}, "items": None}
+        return web.json_response(empty if request.path == JOBS else FOUND[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as api, asyncio.timeout(60):
+
+        async def login() -> kopf.ConnectionInfo:
+            return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
+
+        watch = asyncio.create_task(KopfWatch(["trainingjobs"], "", lambda *_: None, login).run())
+        try:
+            await watches.wait()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
 @pytest.mark.parametrize("early", [{}, {"resources": []}, None])
 async def test_what_was_not_served_when_kopf_looked_is_watched_later(early: dict[str, Any] | None) -> None:
     """It looks once, and then ran on without a watch. `early`: what discovery says at first; None: 404."""
