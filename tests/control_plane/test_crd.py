@@ -380,7 +380,7 @@ def test_numbers_are_kept_as_they_are_written(control_plane: ControlPlane, names
     assert job.spec.training.stop_after.value == 0.97
     assert job.spec.elasticity.objective.max_cost == 12.5
     args = {"rate": 0.1, "factor": 0.001, "whole": 1, "layers": [64, 0.5], "version": "1.10"}
-    assert job.spec.training.args == args
+    assert job.spec.training.args.read() == args
     again = kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=manifest)
     assert again.stdout == "trainingjob.shoal.dev/numbers unchanged\n"
 

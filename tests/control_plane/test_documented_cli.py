@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 
@@ -122,7 +124,10 @@ async def test_a_file_is_submitted_followed_and_its_model_fetched(
         job = Job(kube, namespace, await eventually(submitted))
         await job.runs(4)
         uri = f"{(await job.get())['spec']['storage']['uri']}/{namespace}/{job.name}/model"
-        await asyncio.to_thread(bucket.pipe_file, f"{uri}/model.keras", b"trained")
+        files = [{"name": "model.keras", "sha256": hashlib.sha256(b"trained").hexdigest()}]
+        exported = json.dumps({"files": files, "outcome": {"modelDigest": "d"}}).encode()
+        for name, content in (("model.keras", b"trained"), ("manifest.json", exported)):
+            await asyncio.to_thread(bucket.pipe_file, f"{uri}/{name}", content)
         ended = TerminationMessage(outcome=Outcome.SUCCEEDED, message="done", model_uri=uri, model_digest="d")
         server = next(name for name in await job.pods() if "-ps-0-" in name)
         await nodes.succeed_pod(namespace, server, message=ended.to_json())
