@@ -94,8 +94,6 @@ class PSClient:
             )
             for index, shard in enumerate(shards)
         ]
-        self.alone = False
-        """Whether all shards know `push`."""
         self._model: ModelSpec | None = None
         self._bounds: tuple[Bounds, ...] = ()
         self._trainable = 0
@@ -160,7 +158,6 @@ class PSClient:
         except BaseException:
             self.close()
             raise
-        self.alone = all(welcome.alone for welcome in welcomes.values())
         return Welcome(tuple(welcomes[shard.index] for shard in self._shards))
 
     def probe(self) -> Welcome:
@@ -217,7 +214,7 @@ class PSClient:
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
     def push(self, gradient: Vector, push: Push) -> Pulled:
-        """Apply the mean gradient of a push, and receive nothing but the versions: a `pull` follows. See `alone`."""
+        """Apply the mean gradient of a push, and receive nothing but the versions: a `pull` follows."""
         self._check(gradient)
         return self._call(Op.PUSH, Op.OK, gradient, None, push, flags=ALONE)
 

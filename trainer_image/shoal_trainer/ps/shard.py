@@ -391,7 +391,6 @@ class ShardStore:
             live_workers=self.workers.live,
             generation=self.history.generation,
             stopped=self.stopped(),
-            alone=True,
         )
 
     def _stream(self, request: Request[T]) -> Stream[T]:

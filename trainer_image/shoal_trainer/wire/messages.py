@@ -137,8 +137,6 @@ class ShardWelcome(Message):
     """The number of rollbacks of the job. Copies and leases of another generation are void."""
     stopped: int = 0
     """As `AnswerMeta.stopped`."""
-    alone: bool = False
-    """Whether it knows pushes that are ALONE (`wire/header`); earlier ones let such a worker wait for the others."""
 
 
 class Progress(NamedTuple):

@@ -93,12 +93,12 @@ class Exchange:
         self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, again: Again
     ) -> Pulled:
         started = self._clock()
-        client, answered = self._client, again.answered or not self._client.alone
-        answer = client.push_pull(update, out, push) if answered else client.push(update, push)
+        client = self._client
+        answer = client.push_pull(update, out, push) if again.answered else client.push(update, push)
         early = again.hurry.wait(max(0.0, again.after - (self._clock() - started)))
-        if (answered and early and not again.cheap) or self._stop.is_set():
+        if (again.answered and early and not again.cheap) or self._stop.is_set():
             return answer
-        newer = self._client.pull(out, ahead=push.ahead, known=push.base_versions)
+        newer = client.pull(out, ahead=push.ahead, known=push.base_versions)
         return replace(newer, push_seconds=answer.push_seconds, made=answer.versions[0])
 
     def _connect(self, copy: Copy) -> Welcome:

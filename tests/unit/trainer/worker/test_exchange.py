@@ -83,7 +83,7 @@ def test_parameters_are_pulled_just_before_they_are_needed(early, cheap, answere
 
     client = SimpleNamespace(
         push=call("push", 5, push_seconds=0.25), push_pull=call("push_pull", 5, push_seconds=0.25),
-        pull=call("pull", 7, pull_seconds=0.5), close=lambda: None, alone=True,
+        pull=call("pull", 7, pull_seconds=0.5), close=lambda: None,
     )  # fmt: skip
     exchange = Exchange(client, None, clock=lambda: 0.0)
     again = Again(2.0, SimpleNamespace(wait=hurried), cheap=cheap, answered=answered)
@@ -95,16 +95,15 @@ def test_parameters_are_pulled_just_before_they_are_needed(early, cheap, answere
     assert found.push_seconds == 0.25
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_worker_that_ends_pulls_nothing_and_an_earlier_server_answers_every_push(alone):
+def test_worker_that_ends_pulls_nothing():
     client = SimpleNamespace(
-        push=lambda *_: "versions", push_pull=lambda *_: "parameters", close=lambda: None, alone=alone
+        push=lambda *_: "versions", push_pull=lambda *_: "parameters", close=lambda: None
     )
     exchange = Exchange(client, None)
     exchange.end()
     again = Again(60.0, threading.Event(), cheap=True, answered=False)
     again.hurry.set()
-    assert exchange.push_pull(None, None, None, again).result(10) == ("versions" if alone else "parameters")
+    assert exchange.push_pull(None, None, None, again).result(10) == "versions"
     exchange.close()
 
 
