@@ -38,7 +38,7 @@ from shoal.errors import ClusterError, StoreWentBack, TooLong, Unavailable
 logger = logging.getLogger(__name__)
 
 PAGE = 100
-"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, and hold it for 5 ms."""
+"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, some ms."""
 PAGE_BYTES = 2**21
 """That are parsed at once, unless it is one object: JSON of a user's own making takes fifty times as much meanwhile."""
 LARGEST_PAGE = 10_000

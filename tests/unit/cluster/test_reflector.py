@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,15 @@ class Watched:
             on_unread=self._count,
             on_unreadable=lambda found, why: self.unreadable.append((found["metadata"]["name"], why)),
         )
+
+    @classmethod
+    def of(cls, pods: int, **fields: Any) -> Watched:
+        """Where there are so many pods, in pages as large as they are asked for."""
+        w = cls()
+        w.server.page_size = 10_000
+        for number in range(pods):
+            w.server.set(f"pod-{number}", **fields)
+        return w
 
     def _count(self) -> None:
         self.unread += 1
@@ -573,10 +583,7 @@ async def test_list_that_outlasts_its_token_begins_anew_with_larger_pages(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """At 5 s a page, 70 of them were never read within the five minutes that etcd keeps a version."""
-    w = Watched()
-    w.server.page_size = 10_000
-    for number in range(1500):
-        w.server.set(f"pod-{number}")
+    w = Watched.of(1500)
     w.server.delay, w.server.token_seconds = 25.0, 300.0
     async with w.running():
         await asyncio.wait_for(w.reflector.synced.wait(), 600)
@@ -588,10 +595,7 @@ async def test_list_that_outlasts_its_token_begins_anew_with_larger_pages(
 
 async def test_pages_that_take_too_long_become_smaller_again() -> None:
     """They only grew: what was too large for a slow server was asked for without end, though it had recovered."""
-    w = Watched()
-    w.server.page_size = 10_000
-    for number in range(1400):
-        w.server.set(f"pod-{number}")
+    w = Watched.of(1400)
     w.server.object_seconds, w.server.token_seconds = 0.25, 300.0
     async with w.running():
         await asyncio.sleep(1800)
@@ -609,10 +613,7 @@ async def test_pages_that_take_too_long_become_smaller_again() -> None:
 
 
 async def test_pages_that_outlast_a_token_and_are_too_long_then_are_asked_for_once() -> None:
-    w = Watched()
-    w.server.page_size = 10_000
-    for number in range(1500):
-        w.server.set(f"pod-{number}", status={"message": "x" * 1000})
+    w = Watched.of(1500, status={"message": "x" * 1000})
     w.server.delay, w.server.token_seconds, w.server.most_bytes = 22.0, 300.0, 250_000
     async with w.running():
         await asyncio.wait_for(w.reflector.synced.wait(), 1800)
@@ -623,10 +624,7 @@ async def test_pages_that_outlast_a_token_and_are_too_long_then_are_asked_for_on
 async def test_pages_of_large_objects_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one was thrown away, since the next was twice as long again."""
     monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 100_000)
-    w = Watched()
-    w.server.page_size = 10_000
-    for number in range(600):
-        w.server.set(f"pod-{number}", status={"message": "x" * 1200})
+    w = Watched.of(600, status={"message": "x" * 1200})
     async with w.running():
         await asyncio.wait_for(w.reflector.synced.wait(), 60)
         assert len(w.names) == 600
@@ -638,10 +636,7 @@ async def test_pages_that_outlast_a_token_grow_beyond_what_is_parsed_at_once(
 ) -> None:
     """Else the list would never be read: each page that was large enough was thrown away."""
     monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 15_000)
-    w = Watched()
-    w.server.page_size = 10_000
-    for number in range(1500):
-        w.server.set(f"pod-{number}")
+    w = Watched.of(1500)
     w.server.delay, w.server.token_seconds = 25.0, 300.0
     async with w.running():
         await asyncio.wait_for(w.reflector.synced.wait(), 600)
