@@ -20,6 +20,7 @@ from shoal.controllers.trainingjob.report import (
     SETTLE_SECONDS,
 )
 from shoal.controllers.trainingjob.requests import (
+    FEW,
     LONGEST_PAUSE,
     MAX_IN_FLIGHT,
     ORDINARY_IN_FLIGHT,
@@ -180,14 +181,34 @@ async def test_job_that_is_given_up_amid_a_ramp_makes_no_more_pods(change: dict[
 
 
 async def test_ramp_asks_once_for_each_pod() -> None:
-    slow = Slow(200)
+    slow = Slow(100)
     async with slow.working():
         for _ in range(100):
             slow.queue.add(KEY)
             await asyncio.sleep(0.1)
     made = Counter(name for _, verb, name in slow.sent if verb == "POST")
-    assert len(made) > 200
+    assert len(made) > 100
     assert set(made.values()) == {1}
+
+
+@pytest.mark.parametrize(("pods", "at_once"), [(FEW, FEW), (FEW + 1, ORDINARY_IN_FLIGHT)])
+async def test_a_few_pods_are_asked_for_at_once_and_many_some_at_a_time(pods: int, at_once: int) -> None:
+    sent: list[str] = []
+
+    async def carry_out(_job: TrainingJob, request: Request) -> bool:
+        sent.append(request.name)
+        await asyncio.sleep(1.0)
+        return True
+
+    requests = Requests(carry_out, Tasks(), lambda _key, _priority: None)
+    requests.want(
+        build.job(),
+        [CreatePod(f"digits-worker-{index}-0", dict, "worker", index, 0) for index in range(pods)],
+    )
+    await asyncio.sleep(0.5)
+    assert len(sent) == at_once
+    await asyncio.sleep(5)
+    assert len(sent) == pods
 
 
 async def test_requests_of_a_job_are_bounded() -> None:
@@ -438,12 +459,12 @@ async def test_services_that_take_long_in_one_namespace_wait_for_each_other_and_
 
 @pytest.mark.parametrize(
     ("workers", "post", "at", "times"),
-    [(6, 0.5, 1.0, 1), (6, 4.0, 8.0, 1), (6, 30.0, FIRST_POD_SECONDS, 1), (48, 0.9, FIRST_SECONDS, 4)],
+    [(6, 0.5, 1.0, 1), (6, 4.0, 8.0, 1), (6, 30.0, FIRST_POD_SECONDS, 1), (64, 0.45, FIRST_SECONDS, 4)],
 )
 async def test_first_status_tells_of_all_pods_unless_they_take_long(
     workers: int, post: float, at: float, times: int
 ) -> None:
-    """The Secret is asked for before the pods. Of 48, eight are asked for at a time."""
+    """The Secret is asked for before the pods. Six are asked for at once; of 64, four at a time."""
     slow = Slow(workers, post=post)
     began = now()
     async with slow.working():
