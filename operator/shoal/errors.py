@@ -85,6 +85,10 @@ class TooLong(Unavailable):
     """An answer has more bytes than are read. Of a list, fewer objects may be asked for."""
 
 
+class Expired(ClusterError):
+    """The API server no longer knows the resource version, or the page of a list: 410 Gone."""
+
+
 class StoreWentBack(ShoalError):
     """The API server's store is older than it was, as after etcd is restored from a backup."""
 

@@ -1,48 +1,30 @@
 """Keeps a cache up to date: lists once, then watches, and relists only when the resource version has expired.
 
 Existing implementations are not sufficient: a relist must report objects deleted in the gap (kopf's does not), an ERROR
-event other than 410 must not end the process, and a watch without bookmarks must be detected as dead. Objects are
-parsed straight into slim models. Fields that the models do not know are ignored, since the CRD may be newer.
+event other than 410 must not end the process, and a watch without bookmarks must be detected as dead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Generic, Literal
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic.alias_generators import to_camel
+from typing import Any, Generic
 
 from shoal.cluster.cache import Cache, T
 from shoal.cluster.cache import version as version_of
 from shoal.cluster.clock import loop_time
-from shoal.cluster.deep_json import loads
+from shoal.cluster.pages import Pages
+from shoal.cluster.reader import Reader, Unread
 from shoal.cluster.transport import StreamRefused, Transport
-from shoal.errors import ClusterError, StoreWentBack, TooLong, Unavailable
+from shoal.errors import ClusterError, Expired, StoreWentBack, Unavailable
 
 logger = logging.getLogger(__name__)
 
-PAGE = 100
-"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, some ms."""
-PAGE_BYTES = 2**21
-"""That are parsed at once, unless it is one object: JSON of a user's own making takes fifty times as much meanwhile."""
-LARGEST_PAGE = 10_000
-"""Where a list takes so long that its later pages are gone."""
 WATCH_SECONDS = 300
 """The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
@@ -62,68 +44,6 @@ _IDENTITY = re.compile(
     rb'"resourceVersion":"(\d+)","uid":"([^"]+)"|"uid":"([^"]+)","resourceVersion":"(\d+)"'
 )
 """Of an object, as the API server writes it: in the order of the alphabet, or of Kubernetes' own types."""
-
-
-class Expired(Exception):
-    """The API server no longer knows the resource version: 410 Gone."""
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
-
-
-class ListMeta(_Wire):
-    """metav1.ListMeta."""
-
-    resource_version: str = ""
-    continue_: str = Field("", alias="continue")
-
-
-class _LoosePage(_Wire):
-    metadata: ListMeta = ListMeta()
-    items: list[dict[str, Any]] = []
-
-
-class _LooseFrame(_Wire):
-    type: str
-    object: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Unread:
-    """An object that cannot be parsed: its metadata and conditions, and why.
-
-    Nothing of the error is kept: it holds all of the object, in a cycle that no garbage collection sees.
-    """
-
-    meta: Mapping[str, Any]
-    status: Mapping[str, Any]
-    why: str
-
-
-def _unread(found: Any, error: ValidationError) -> _Unread:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = [str(part) for part in first["loc"]]
-    field = ".".join(place[2:] if place[:1] == ["items"] else place[place[:1] == ["object"] :])
-    why = f"{field or 'the object'}: {first['msg'].removeprefix('Value error, ')}"
-    parts = ((found.get(name) if isinstance(found, dict) else None) for name in ("metadata", "status"))
-    meta, status = (part if isinstance(part, dict) else {} for part in parts)
-    return _Unread(
-        {
-            **{name: meta.get(name, "") for name in ("name", "namespace", "uid", "resourceVersion")},
-            "generation": meta.get("generation", 0),
-        },
-        {"conditions": status.get("conditions") or []},
-        why,
-    )
-
-
-def _tolerant(value: Any, read: ValidatorFunctionWrapHandler) -> object:
-    """One object of a page. Those that cannot be parsed are Python's objects one by one, since each may be large."""
-    try:
-        return read(value)
-    except ValidationError as error:
-        return _unread(value, error)
 
 
 @dataclass(frozen=True)
@@ -178,14 +98,10 @@ class Reflector(Generic[T]):
         """The number of the newest list that a `refresh` waits for."""
         self._hurried = 0
         """Pauses that were cut short since a list was answered."""
-        self._page_size = PAGE
-        """The most that a page may have."""
         self._heard_at = -math.inf
         self._changed = asyncio.Condition()
-        model: Any = source.model
-        self._page: Any = _page_of(model)
-        self._tolerant_page: Any = _page_of(Annotated[model, WrapValidator(_tolerant)])
-        self._frame: Any = _frame_of(model)
+        self._reader = Reader(source.model)
+        self._pages = Pages(transport, source.path, source.query, self._reader)
 
     @property
     def readable(self) -> bool:
@@ -195,7 +111,7 @@ class Reflector(Generic[T]):
     @property
     def silent_seconds(self) -> float:
         """For how long the API server has said nothing of the collection, not even a bookmark."""
-        return loop_time() - self._heard_at
+        return loop_time() - max(self._heard_at, self._pages.answered_at)
 
     async def run(self) -> None:
         """List and watch until cancelled. Whatever fails is tried again, with jitter.
@@ -299,67 +215,17 @@ class Reflector(Generic[T]):
         self._wanted.clear()
         listed, unread = set[str](), set[str]()
         version = ""
-        async for meta, items, bad in self._pages():
-            version = meta.resource_version
-            taken = {each.metadata.uid: self._put(each) for each in items}
-            listed |= {uid for uid, read in taken.items() if read}
-            unread |= {*bad, *(uid for uid, read in taken.items() if not read)}
+        async for page in self._pages.list():
+            version = page.version
+            for each in page.items:
+                uid, read = self._put(each)
+                (listed if read else unread).add(uid)
         self._come_to(_number(version))
         self._cache.keep(listed, self._newest, unread)
         self.denied = False
         self.synced.set()
         await self._end_list()
         return version
-
-    async def _pages(self) -> AsyncIterator[tuple[ListMeta, list[T], list[str]]]:
-        """The pages of a list, as `_parse` has them: fewer objects while they are too long to be read at once.
-
-        Each page takes the server its time: where the rest is gone before its turn, the next list has larger ones.
-        They become smaller again where one is too large to be answered, and after each list that succeeds.
-        """
-        began, pages, limit = loop_time(), 1, self._page_size
-        # No resource version: what etcd has now, never what a cache of the API server had a while ago.
-        query = dict(self._source.query)
-        while True:
-            try:
-                answer = await self._transport.request(
-                    "GET", self._source.path, query={**query, "limit": str(limit)}
-                )
-            except Unavailable as error:
-                if limit > PAGE:
-                    self._page_size = max(PAGE, limit // 2)
-                if not isinstance(error, TooLong) or limit == 1:
-                    raise
-                limit //= 2
-                continue
-            self._heard_at = loop_time()
-            if answer.status == 410:  # the page token has expired
-                self._page_size = min(4 * self._page_size, LARGEST_PAGE)
-                logger.warning(
-                    "%s: page %d of a list is gone after %.0f s; the next has pages of %d: %s",
-                    self._source.path,
-                    pages,
-                    loop_time() - began,
-                    self._page_size,
-                    answer.message,
-                )
-                raise Expired(answer.message)
-            if not answer.ok:
-                raise StreamRefused(answer)
-            most = (
-                PAGE_BYTES * self._page_size // PAGE
-            )  # where pages are too late to be smaller, they are read whole
-            fitting = max(1, 3 * limit * most // (4 * max(1, len(answer.body))))
-            if len(answer.body) > most and limit > 1:
-                limit = fitting
-                continue
-            found = self._parse(answer.body)
-            yield found
-            if not found[0].continue_:
-                self._page_size = max(PAGE, self._page_size // 2)
-                return
-            query["continue"] = found[0].continue_
-            pages, limit = pages + 1, min(2 * limit, self._page_size, fitting)
 
     async def _watch_until_wanted(self, version: str) -> str:
         """Watch until the server ends it or a list is wanted; returns the resource version to continue from."""
@@ -415,32 +281,39 @@ class Reflector(Generic[T]):
         if (known := self._known(line)) is not None:
             self._newest = max(self._newest, int(known))
             return known
-        try:
-            frame = self._frame.model_validate_json(line, extra="ignore")
-        except ValidationError as error:
-            return self._take_other(line, version, error)
-        fresh: T = frame.object
-        at = _number(fresh.metadata.resource_version)
-        if frame.type == "BOOKMARK" and at < self._newest:  # etcd was restored, or this API server is behind
-            raise Expired(f"version {at} after version {self._newest}")
-        self._newest = max(self._newest, at)
-        if frame.type == "DELETED":
-            self._cache.drop(fresh.metadata.uid, at=at)
-        elif frame.type != "BOOKMARK":
-            self._put(fresh)
-        return fresh.metadata.resource_version
+        kind, found = self._reader.event(line)
+        if isinstance(found, Unread):
+            told = str(found.meta["resourceVersion"]) or version
+            uid = found.meta["uid"]
+        else:
+            told, uid = found.metadata.resource_version, found.metadata.uid
+            at = _number(told)
+            if kind == "BOOKMARK" and at < self._newest:  # etcd was restored, or this API server is behind
+                raise Expired(f"version {at} after version {self._newest}")
+            self._newest = max(self._newest, at)
+        if kind == "DELETED":
+            self._cache.drop(uid, at=_number(told))
+        elif kind != "BOOKMARK":
+            self._put(found)
+        return told
 
-    def _put(self, fresh: T) -> bool:
-        """Take an object; False if what is made of it fails: no one object of a user may end the process of all."""
+    def _put(self, found: T | Unread) -> tuple[str, bool]:
+        """Take an object, and return its uid; False if it, or what is made of it, is not to be used.
+
+        No one object of a user may end the process of all.
+        """
+        if isinstance(found, Unread):
+            self._unreadable(found)
+            return found.meta["uid"], False
         try:
-            self._cache.put(fresh)
+            self._cache.put(found)
         except Exception:  # broad: as said
-            meta = fresh.metadata
-            if self._cache.leave_unread(meta.uid, version_of(fresh)):
+            meta = found.metadata
+            if self._cache.leave_unread(meta.uid, version_of(found)):
                 logger.exception("cannot take %s/%s of %s", meta.namespace, meta.name, self._source.path)
                 self._on_unread()
-            return False
-        return True
+            return found.metadata.uid, False
+        return found.metadata.uid, True
 
     def _come_to(self, at: int) -> None:
         """Take the version of a list, which is what etcd has.
@@ -469,67 +342,7 @@ class Reflector(Generic[T]):
         known = self._cache.by_uid(uid)
         return version if known is not None and version_of(known) >= int(version) else None
 
-    def _take_other(self, line: bytes, version: str, error: ValidationError) -> str:
-        """An error of the server, or an object that cannot be parsed, of which the last known state is kept."""
-        try:
-            try:
-                event = _LooseFrame.model_validate_json(line)
-            except ValidationError:
-                event = _LooseFrame.model_validate(loads(line))
-            kind, found = event.type, event.object
-            meta: dict[str, Any] = found.get("metadata") or {}
-        except ValueError as broken:  # also of pydantic
-            raise Unavailable(f"watch: a line that is no event: {line[:100]!r}") from broken
-        if kind == "ERROR":
-            if found.get("code") == 410:
-                raise Expired(found.get("message", ""))
-            raise Unavailable(f"watch: {found.get('message', found)}")
-        at = str(meta.get("resourceVersion", version))
-        if kind == "DELETED":
-            self._cache.drop(meta.get("uid", ""), at=_number(at))
-        elif kind != "BOOKMARK":
-            self._unreadable(_unread(found, error))
-        return at
-
-    def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
-        """The metadata of a page, its objects, and the uids of objects that cannot be parsed."""
-        try:
-            page = self._page.model_validate_json(body, extra="ignore")
-            return page.metadata, page.items, []
-        except ValidationError:
-            pass
-        try:
-            page = self._tolerant_page.model_validate_json(body, extra="ignore")
-            return page.metadata, *self._readable(page.items)
-        except ValidationError:
-            try:
-                loose = _LoosePage.model_validate(loads(body))
-            except ValueError as broken:  # also of pydantic
-                raise Unavailable(
-                    f"{self._source.path}: an answer that is no list: {body[:100]!r}"
-                ) from broken
-            return loose.metadata, *self._readable(map(self._alone, loose.items))
-
-    def _alone(self, item: dict[str, Any]) -> T | _Unread:
-        try:
-            alone: T = self._page.model_validate_json(json.dumps({"items": [item]}), extra="ignore").items[0]
-            return alone
-        except ValidationError as error:
-            return _unread(item, error)
-
-    def _readable(self, items: Iterable[T | _Unread]) -> tuple[list[T], list[str]]:
-        """Those that can be parsed, and the uids of the others, which are told."""
-        readable: list[T] = []
-        unread: list[str] = []
-        for each in items:
-            if isinstance(each, _Unread):
-                self._unreadable(each)
-                unread.append(each.meta["uid"])
-            else:
-                readable.append(each)
-        return readable, unread
-
-    def _unreadable(self, unread: _Unread) -> None:
+    def _unreadable(self, unread: Unread) -> None:
         meta = unread.meta
         if self._cache.leave_unread(meta["uid"], _number(str(meta["resourceVersion"]))):
             logger.error("cannot parse %s/%s: %.1000s", meta["namespace"], meta["name"], unread.why)
@@ -566,21 +379,3 @@ def _asked(error: Exception) -> float | None:
 def _backoff(failures: int) -> float:
     """The pause in seconds."""
     return float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
-
-
-@cache
-def _page_of(model: Any) -> type[BaseModel]:
-    class Page(_Wire):
-        metadata: ListMeta = ListMeta()
-        items: list[model] = []
-
-    return Page
-
-
-@cache
-def _frame_of(model: type[BaseModel]) -> type[BaseModel]:
-    class Frame(_Wire):
-        type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
-        object: model  # type: ignore[valid-type]
-
-    return Frame

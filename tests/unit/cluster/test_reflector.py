@@ -15,9 +15,9 @@ import pytest
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
+from shoal.cluster.pages import PAGE
 from shoal.cluster.reflector import (
     FAILURES_BEFORE_RELIST,
-    PAGE,
     SILENCE_SECONDS,
     YIELD_BYTES,
     Reflector,
@@ -623,7 +623,7 @@ async def test_pages_that_outlast_a_token_and_are_too_long_then_are_asked_for_on
 
 async def test_pages_of_large_objects_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one was thrown away, since the next was twice as long again."""
-    monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 100_000)
+    monkeypatch.setattr("shoal.cluster.pages.PAGE_BYTES", 100_000)
     w = Watched.of(600, status={"message": "x" * 1200})
     async with w.running():
         await asyncio.wait_for(w.reflector.synced.wait(), 60)
@@ -635,7 +635,7 @@ async def test_pages_that_outlast_a_token_grow_beyond_what_is_parsed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the list would never be read: each page that was large enough was thrown away."""
-    monkeypatch.setattr("shoal.cluster.reflector.PAGE_BYTES", 15_000)
+    monkeypatch.setattr("shoal.cluster.pages.PAGE_BYTES", 15_000)
     w = Watched.of(1500)
     w.server.delay, w.server.token_seconds = 25.0, 300.0
     async with w.running():

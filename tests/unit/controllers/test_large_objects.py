@@ -260,7 +260,7 @@ def test_what_cannot_be_read_leaves_nothing(form: str) -> None:
     before = len(gc.get_objects())
     for _ in range(2):
         if form == "list":
-            reflector._parse(body)
+            [reflector._put(each) for each in reflector._reader.page(body).items]
         else:
             reflector._take(body, "0")
     gc.collect()

@@ -1,0 +1,99 @@
+"""Lists a collection page by page, each as large as may be parsed at once.
+
+Of ordinary objects that is a number of them. Of large ones it is fewer: those of a page that is too long are asked for
+again, and the next page goes by the size of this one. Each page takes the server its time: where the rest of a list is
+gone before its turn, the next list has larger pages, which are read whole. They become smaller again where one is too
+large to be answered, and after each list that succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Generic
+
+from shoal.cluster.cache import T
+from shoal.cluster.clock import loop_time
+from shoal.cluster.reader import Page, Reader
+from shoal.cluster.transport import Query, StreamRefused, Transport
+from shoal.errors import Expired, TooLong, Unavailable
+
+logger = logging.getLogger(__name__)
+
+PAGE = 100
+"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, some ms."""
+PAGE_BYTES = 2**21
+"""That are parsed at once, unless it is one object: JSON of a user's own making takes fifty times as much meanwhile."""
+MOST_GROWTH = 100
+"""Times that of a page, where a list takes so long that its later pages are gone."""
+FULL = 0.75
+"""Of the bytes that a page may have, those that the next one aims at: objects differ."""
+
+
+class Pages(Generic[T]):
+    """The lists of one collection. `query`: what each page is asked for with, beside its own."""
+
+    def __init__(self, transport: Transport, path: str, query: Query, reader: Reader[T]) -> None:
+        self.answered_at = -math.inf
+        """When the API server last answered, whatever it said."""
+        self._transport = transport
+        self._path = path
+        self._query = query
+        self._reader = reader
+        self._growth = 1
+        """How many times `PAGE` and `PAGE_BYTES` a page may have."""
+
+    async def list(self) -> AsyncIterator[Page[T]]:
+        """All pages of one list: what etcd has now, never what a cache of the API server had a while ago.
+
+        Raises:
+            Expired: the rest of the list is gone.
+            StreamRefused: the API server refuses the list.
+            Unavailable: it does not answer, or not with a list.
+        """
+        began, count, limit, query = loop_time(), 1, self._growth * PAGE, dict(self._query)
+        while True:
+            try:
+                asked = {**query, "limit": str(limit)}
+                answer = await self._transport.request("GET", self._path, query=asked)
+            except Unavailable as error:
+                if limit > PAGE:
+                    self._shrink()
+                if not isinstance(error, TooLong) or limit == 1:
+                    raise
+                limit //= 2
+                continue
+            self.answered_at = loop_time()
+            if answer.status == 410:  # the page token has expired
+                self._growth = min(4 * self._growth, MOST_GROWTH)
+                logger.warning(
+                    "%s: page %d of a list is gone after %.0f s; the next has pages of %d: %s",
+                    self._path,
+                    count,
+                    loop_time() - began,
+                    self._growth * PAGE,
+                    answer.message,
+                )
+                raise Expired(answer.message)
+            if not answer.ok:
+                raise StreamRefused(answer)
+            fitting, too_long = self._fitting(limit, len(answer.body))
+            if too_long and limit > 1:
+                limit = fitting
+                continue
+            page = self._reader.page(answer.body)
+            yield page
+            if not page.token:
+                self._shrink()
+                return
+            query["continue"] = page.token
+            count, limit = count + 1, min(2 * limit, self._growth * PAGE, fitting)
+
+    def _fitting(self, limit: int, size: int) -> tuple[int, bool]:
+        """How many objects like those of an answer of this size a page has, and whether that was too long."""
+        most = self._growth * PAGE_BYTES
+        return max(1, int(FULL * limit * most) // max(1, size)), size > most
+
+    def _shrink(self) -> None:
+        self._growth = max(1, self._growth // 2)
