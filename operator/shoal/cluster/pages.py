@@ -78,7 +78,7 @@ class Pages(Generic[T]):
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
-            fitting, too_long = self._fitting(limit, len(answer.body))
+            fitting, too_long = self._fitting(limit, answer.body)
             if too_long and limit > 1:
                 limit = fitting
                 continue
@@ -90,10 +90,13 @@ class Pages(Generic[T]):
             query["continue"] = page.token
             count, limit = count + 1, min(2 * limit, self._growth * PAGE, fitting)
 
-    def _fitting(self, limit: int, size: int) -> tuple[int, bool]:
-        """How many objects like those of an answer of this size a page has, and whether that was too long."""
-        most = self._growth * PAGE_BYTES
-        return max(1, int(FULL * limit * most) // max(1, size)), size > most
+    def _fitting(self, limit: int, body: bytes) -> tuple[int, bool]:
+        """How many objects like those of an answer a page has, and whether there are too many in this one.
+
+        The last page has fewer than were asked for. Each has one version, and so has the list.
+        """
+        most, objects = self._growth * PAGE_BYTES, min(limit, body.count(b'"resourceVersion"') - 1)
+        return max(1, int(FULL * objects * most) // max(1, len(body))), len(body) > most
 
     def _shrink(self) -> None:
         self._growth = max(1, self._growth // 2)

@@ -631,6 +631,14 @@ async def test_pages_of_large_objects_are_not_read_twice(monkeypatch: pytest.Mon
         assert len(w.server.limits) <= 1 + 600 / 50
 
 
+async def test_few_large_objects_are_asked_for_again_once() -> None:
+    """The last page has fewer objects than were asked for: their size says how many fit."""
+    w = Watched.of(5, status={"message": "x" * 1_000_000})
+    async with w.running():
+        await w.reflector.synced.wait()
+    assert w.server.limits == [PAGE, 1, 1, 1, 1, 1]
+
+
 async def test_pages_that_outlast_a_token_grow_beyond_what_is_parsed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,7 +23,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
@@ -46,6 +45,7 @@ from shoal_trainer.snapshot.manifest import (
     sealed,
 )
 from shoal_trainer.snapshot.storage import Storage
+from shoal_trainer.snapshot.unread import Unread
 from shoal_trainer.wire.messages import Applied
 
 log = logging.getLogger(__name__)
@@ -60,25 +60,8 @@ PUBLISH_TRIES = 8
 """After this many refusals the listing is stale; the next interval tries again."""
 LOAD_TRIES = 3
 """So often all snapshots that were listed may be removed while they are read."""
-UNREAD_SECONDS, UNREAD_TRIES = 60.0, 3
-"""A file that cannot be read for so long, and so often, is not waited for if an older snapshot can be read."""
 REFUSALS = 3
 """After this many refusals by `prune` nothing may be removed, or what may not was tried again."""
-
-
-@dataclass
-class _Unread:
-    """A file that cannot be read: when the attempts at it began, when the last one ended, how many, and why."""
-
-    since: float
-    last: float
-    tries: int
-    error: Unreachable
-
-    @property
-    def alone(self) -> bool:
-        """Whether it has failed for so long that older snapshots are tried, until it is read."""
-        return self.tries >= UNREAD_TRIES and self.last - self.since >= UNREAD_SECONDS
 
 
 class SnapshotStore:
@@ -92,7 +75,7 @@ class SnapshotStore:
         """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
         self._loaded: int | None = None
         """The number of the snapshot that was loaded, until one is published here: newer ones may be damaged."""
-        self._unread: dict[str, _Unread] = {}
+        self._unread = Unread(clock)
         self._told: set[str] = set()
         """What was logged of snapshots that are skipped."""
         self._refused: set[str] = set()
@@ -286,16 +269,24 @@ class SnapshotStore:
 
         Not `load_settled`, which would not return while another run publishes faster than this shard loads.
         """
-        return self._load(index, shards, wanted)[0]
+        began = self._clock()
+        found, _ = self._load(index, shards, wanted)
+        if found is None:  # who has none begins from nothing
+            for error in self._unread.since(began).values():
+                raise error
+        return found
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but of this generation or a later one; None if there is none yet.
 
         `SnapshotError` if there is one, but none that this shard can load.
         """
+        began = self._clock()
         found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
-        if found is None and damage is not None:
-            raise damage
+        if found is None:
+            for error in (damage, *self._unread.since(began).values()):
+                if error is not None:
+                    raise error
         return found
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
@@ -345,13 +336,13 @@ class SnapshotStore:
     def _load(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool]
     ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
-        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded.
+        """The newest that can be loaded now, and why the newest wanted one that was skipped cannot be.
 
         An outage may end after newer ones were tried and before an older one is read: then all are tried again.
         """
         began = self._clock()
         loaded = self._load_listed(index, shards, wanted)
-        if loaded[0] is not None and any(unread.last >= began for unread in self._unread.values()):
+        if loaded[0] is not None and any(map(self._answers, self._unread.since(began))):
             del loaded  # the memory has room for one
             loaded = self._load_listed(index, shards, wanted)
         return loaded
@@ -362,10 +353,10 @@ class SnapshotStore:
         """As `_load`, each of those that are listed once.
 
         Again if none can be loaded and newer ones were published: what was listed may have been removed since. `Outrun`
-        if that happens again and again. `Unreachable` if there is none but one that cannot be read now.
+        if that happens again and again.
         """
         for _ in range(LOAD_TRIES):
-            number, began, damage = self.next_number(), self._clock(), None
+            number, damage = self.next_number(), None
             for manifest in filter(wanted, self.manifests()):
                 try:
                     self._check_files(manifest)
@@ -377,12 +368,19 @@ class SnapshotStore:
                 else:
                     self._loaded = manifest.number
                     return (manifest, copy), damage
-            for unread in self._unread.values():
-                if unread.last >= began:
-                    raise unread.error
             if self.next_number() == number:
                 return None, damage
         raise Outrun(f"snapshots were removed {LOAD_TRIES} times before this shard had read one")
+
+    def _answers(self, file: str) -> bool:
+        """Whether a file that could not be read can be now, to its end: only then is anything loaded again for it."""
+        try:
+            with self._storage.open(f"{FOLDER}/{file}") as handle:
+                while handle.read(shard_file.CHUNK):
+                    pass
+        except (FileNotFoundError, Unreachable):
+            return False
+        return True
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
@@ -394,40 +392,18 @@ class SnapshotStore:
             raise Fenced(f"the storage has a snapshot of epoch {published.epoch}, this is {epoch}")
 
     def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, Vector]) -> None:
-        with self._reading(part.file), self._storage.open(f"{FOLDER}/{part.file}") as handle:
+        with self._unread.reading(part.file), self._storage.open(f"{FOLDER}/{part.file}") as handle:
             try:
                 shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)
             except SnapshotError as error:
                 raise SnapshotError(f"{part.file}: {error}") from None
-        self._unread.pop(part.file, None)
 
     def _check_files(self, manifest: Manifest) -> None:
         for part in manifest.shards:
-            with self._reading(part.file):
+            with self._unread.looking(part.file):
                 size = self._storage.size(f"{FOLDER}/{part.file}")
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
-
-    @contextlib.contextmanager
-    def _reading(self, file: str, gone: str = "does not exist") -> Iterator[None]:
-        """`SnapshotError` if a file does not exist, or if it alone cannot be read: for a while it is an outage.
-
-        An outage of the whole storage also keeps what is read before this file, and older snapshots, from being read.
-        """
-        began = self._clock()
-        try:
-            yield
-        except FileNotFoundError:
-            raise SnapshotError(f"{file} {gone}") from None
-        except Unreachable as error:
-            unread = self._unread.get(file)
-            if unread is None or (not unread.alone and began - unread.last > UNREAD_SECONDS):
-                unread = _Unread(began, began, 0, error)
-            unread = _Unread(unread.since, self._clock(), unread.tries + 1, error)
-            self._unread[file] = unread
-            if not unread.alone:
-                raise
-            raise SnapshotError(f"{file} alone cannot be read: {error}") from error
 
     def _tell(self, level: int, text: str) -> None:
         """Once: who waits for what cannot be read tries again and again."""
@@ -443,11 +419,10 @@ class SnapshotStore:
     def _read(self, number: int, kind: type[T]) -> T:
         name = self._name(number)
         try:
-            with self._reading(self._file(number), "no longer exists"):
+            with self._unread.reading(self._file(number), "no longer exists"):
                 if self._storage.size(name) > MAX_MANIFEST:
                     raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
                 content = self._storage.read(name)
-            self._unread.pop(self._file(number), None)
             head = kind.model_validate_json(content)
         except ValueError as error:
             why = f"{name} is not a valid manifest: {str(error).splitlines()[0]}"

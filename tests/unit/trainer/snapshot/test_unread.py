@@ -8,17 +8,21 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer.errors import SnapshotError, Unreachable
+from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.protocol import RollBackShard
+from shoal_trainer.errors import SnapshotError, TrainerError, Unreachable
+from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
-from shoal_trainer.snapshot.store import UNREAD_SECONDS, SnapshotStore
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.snapshot.unread import UNREAD_SECONDS
 from tests.unit.trainer.ps.shards import Clock
 from tests.unit.trainer.snapshot.saving import save, shards
 
@@ -171,3 +175,52 @@ def test_named_snapshot_that_cannot_be_read_is_given_up_after_a_while(bench: Ben
     own = LocalStorage(tmp_path / "own")
     start = lambda: load_initial(own, bench.storage.uri, 0, 1, other=bench.store)[0]  # noqa: E731
     assert bench.tries(UNREAD_SECONDS + 10, start) == bench.saved[1]
+
+
+def test_shard_that_alone_cannot_read_what_the_job_rolled_back_to_says_so(tmp_path: Path) -> None:
+    """It cannot begin from another one: PS 0 and the other shards have that. It waited for ever, and nobody knew."""
+    storage, clock = Worn(tmp_path), Clock()
+    store, trained = SnapshotStore(storage, clock), shards(2)
+    before = save(store, trained)
+    save(store, trained)
+    store.publish(before.model_copy(update={"number": store.next_number(), "generation": 1}))
+    storage.refuses = lambda each: each.endswith(before.shards[1].file)
+    began, follower = clock.now, Follower(trained[1], store)
+    while True:
+        with pytest.raises(TrainerError) as raised:
+            follower.handlers()["roll-back"](RollBackShard(generation=1))
+        if not isinstance(raised.value, Unreachable):
+            break
+        clock.now += 10.0
+    assert UNREAD_SECONDS <= clock.now - began <= UNREAD_SECONDS + 10
+    assert follower.failed is raised.value
+    assert before.shards[1].file in str(follower.failed)
+
+
+def test_shard_waits_for_the_manifest_that_it_is_to_return_to(bench: Bench) -> None:
+    """Which generation a file has that cannot be read is not known: that of the rollback may still come."""
+    bench.storage.refuses = lambda each: "manifest-" in each
+
+    def load() -> Manifest | None:
+        found = bench.store.load_generation(0, 0, 1)
+        return found and found[0]
+
+    assert bench.tries(5 * UNREAD_SECONDS, load) is None
+    bench.storage.refuses = lambda _: False
+    assert load() == bench.saved[2]
+
+
+def test_older_snapshot_is_read_once_where_the_newer_one_still_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[str]()
+    read_into = shard_file.read_into
+
+    def counted(handle: IO[bytes], *rest: Any) -> None:
+        reads.append(handle.name)
+        read_into(handle, *rest)
+
+    monkeypatch.setattr(shard_file, "read_into", counted)
+    bench.storage.refuses = lambda each: each.endswith(bench.part(3))
+    assert bench.tries(UNREAD_SECONDS + 10) == bench.saved[1]
+    assert len(reads) == 1
