@@ -37,6 +37,14 @@ def examples(number: int) -> int:
     return number if os.environ.get("SHOAL_NIGHTLY") else number // 4
 
 
+def again(number: int) -> bool:
+    """Whether the plan of this number, from 0, of a story is made once more without memory: all, and by day a third.
+
+    The first of those is not the story's first, which has nothing to remember.
+    """
+    return bool(os.environ.get("SHOAL_NIGHTLY")) or number % 3 == 1
+
+
 def of_tonight(cases: Sequence[T]) -> Sequence[T]:
     """Those of the night SHOAL_NIGHT, which is 1 to 7 as in `date +%u`; all of them if it is empty or not set."""
     night = os.environ.get("SHOAL_NIGHT")

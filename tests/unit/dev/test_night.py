@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from dev.night import NIGHTS, by_day, examples, of_tonight
+from dev.night import NIGHTS, again, by_day, examples, of_tonight
 
 
 def test_a_week_plays_each_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,15 @@ def test_a_day_plays_each_value_of_each_parameter(letters: tuple[str, ...], numb
     for values, found in zip(letters, zip(*played, strict=True), strict=True):
         often = [found.count(value) for value in values]
         assert max(often) - min(often) <= 1
+
+
+def test_a_night_makes_each_plan_again_and_a_day_a_third_but_not_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SHOAL_NIGHTLY", raising=False)
+    assert [number for number in range(7) if again(number)] == [1, 4]
+    monkeypatch.setenv("SHOAL_NIGHTLY", "1")
+    assert all(map(again, range(7)))
 
 
 def test_a_night_draws_four_times_as_many_examples(monkeypatch: pytest.MonkeyPatch) -> None:
