@@ -202,11 +202,16 @@ COLLECTED_SECONDS = 120.0
 
 PATIENCE = 120.0
 """Timeout of quick operations on a busy machine."""
+ASKED_AGAIN = (0.02, 0.1)
+"""Seconds until the next look, at first and at most: each one takes time of the API server, that others wait for."""
+LATER = 0.1
+"""Of what a test has waited it may wait this share more."""
 
 
 async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIENCE, what: str = "") -> Any:
     """The first truthy answer."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    least, most = ASKED_AGAIN
     while True:
         try:
             if answer := await read():
@@ -214,8 +219,9 @@ async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIEN
         except ApiError as error:
             if error.status != 404:
                 raise
-        assert time.monotonic() < deadline, f"timeout: {what}"
-        await asyncio.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"timeout: {what}"
+        await asyncio.sleep(min(max(least, LATER * waited), most))
 
 
 @contextlib.contextmanager
