@@ -86,7 +86,7 @@ nightly: ready  ## Run what is slow and rarely fails; of what takes longest the 
 	step() { local began=$$SECONDS; echo "== $$(date +%H:%M) $$*"; env "$$@" || failed="$$failed\n  $$*"; \
 	  told="$$told\n$$(((SECONDS - began) / 60)) min  $$*"; }; \
 	step SHOAL_NIGHTLY=1 SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests -m nightly --ignore tests/virtual --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS); \
-	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/unit/trainer/worker tests/unit/policy tests/unit/sizing tests/unit/controllers -m "not nightly" --numprocesses 2; \
+	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/unit -m "not nightly" --ignore tests/unit/trainer/simulation --numprocesses 2; \
 	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
 	step SHOAL_NIGHTLY=1 SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto; \
 	step $(PYTHON) -m dev.mutants; \

@@ -94,7 +94,9 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
     words = ("DELETE /api/v1/namespaces/team/services", "DELETE /apis/policy/")
     given_back = [n for n, sent in enumerate(undisturbed(EVENTFUL).sent) if sent.startswith(words)]
     assert len(given_back) == 4, "of the suspension, and of the end"
-    for write in given_back:
+    for write in given_back[
+        :: 1 if SLICE == 1 else 3
+    ]:  # by day the first of the suspension, and the last of the end
         assert EVENTFUL.told(write=write).digest == undisturbed(EVENTFUL).digest
 
 

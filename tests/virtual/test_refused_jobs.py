@@ -24,6 +24,7 @@ def ready(world: World, name: str) -> int:
     return world.job(name, "poor").status.workers.ready
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("how", ANSWERS)
 def test_pool_is_not_kept_by_jobs_that_can_have_no_pod(how: str) -> None:
     """They held it for ever, and it was bought for them; the other job had no worker."""

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dev.night import examples
 from shoal.api.kube import OwnedMeta, Pod, PodSpec
 from shoal.cluster.cache import Cache, version
 
@@ -123,7 +124,7 @@ class ServerAndCache(RuleBasedStateMachine):
                 assert known[found.metadata.uid] is found
 
 
-ServerAndCache.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ServerAndCache.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestServerAndCache = ServerAndCache.TestCase
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import json
+import os
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable
@@ -386,7 +387,7 @@ async def test_no_socket_outlives_its_loop(tmp_path: Path) -> None:
             await asyncio.gather(*requests, return_exceptions=True)
             await transport.close()
 
-        for milliseconds in range(0, 40, 2):
+        for milliseconds in range(0, 40, 2 if os.environ.get("SHOAL_NIGHTLY") else 5):
             with OwnThread("short") as thread:
                 await thread(cancelled(milliseconds / 1000))
             gc.collect()

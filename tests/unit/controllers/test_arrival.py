@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.arrival import TOLERATED, as_heard
@@ -58,7 +59,7 @@ def times(part: Any) -> dict[str, str]:
 
 
 @given(pods(), st.integers(0, 10_000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_time_of_a_pod_is_ahead_and_what_was_heard_first_stays(pod: Pod, later: int) -> None:
     heard = as_heard(None, pod, NOW)
     latest = NOW + TOLERATED

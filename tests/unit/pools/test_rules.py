@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dev.night import examples
 from shoal.pools.rules import (
     BETWEEN_RESIZES,
     Decision,
@@ -340,4 +341,4 @@ class Sizing(RuleBasedStateMachine):
 
 
 TestSizing = Sizing.TestCase
-TestSizing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSizing.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

@@ -106,7 +106,7 @@ def edits(whole: Json) -> Iterator[tuple[str, Json]]:
 
 def portions(items: Iterable[T]) -> Iterator[list[T]]:
     """As many as are planned at once."""
-    everything = list(items)[:: 1 if NIGHTLY else 8]
+    everything = list(items)[:: 1 if NIGHTLY else 17]
     for first in range(0, len(everything), AT_ONCE):
         yield everything[first : first + AT_ONCE]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.sizing.plan import Objective, Pool, Problem, StepWork, plan
 from shoal.sizing.plan.trial import DRAWS, Trial, worth_measuring
 
@@ -108,7 +109,7 @@ def test_place_is_given_up_only_where_the_job_may_do_without() -> None:
     assert worth_measuring(apart, (3, 1, 0), 12.0, 2700.0, {"new"}, late=True) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(sigma=st.floats(0.1, 1.0), hours=st.floats(1.0, 20.0), price=st.floats(0.5, 2.0))
 def test_more_work_is_worth_more_knowledge(sigma: float, hours: float, price: float) -> None:
     new = replace(NEW, step_sigma=sigma, price=price)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.errors import UsageError
 from shoal.sizing.speed.efficiency import MOST_POINTS, Efficiency, samples_to_target
 from shoal.sizing.speed.measurements import Evaluation
@@ -109,7 +110,7 @@ def test_what_cannot_be_known_is_said() -> None:
     assert samples_to_target(course([4] * 20), 1.0, rises=False).samples == 1.0  # was reached
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 64)), min_size=0, max_size=30),
     st.floats(-10, 10),

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dev.night import examples
 from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.lease_index import Lease, Segment
 from shoal_trainer.coordinator.ledger import Ledger
@@ -151,7 +152,7 @@ class AnyWorkers(RuleBasedStateMachine):
 
 
 TestAnyWorkers = AnyWorkers.TestCase
-TestAnyWorkers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyWorkers.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 class AnyWorkersOfBlocks(AnyWorkers):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal_trainer.contract import MAX_SPEEDS, StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.members import SILENCE_SECONDS
@@ -180,7 +181,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(EVENTS, st.sampled_from([0.1, 1.0, 4.0]))
 def test_sums_only_grow_and_only_by_settled_steps(events: list, step: float) -> None:
     """Counted against a list of all pushes with the team's true age at each."""

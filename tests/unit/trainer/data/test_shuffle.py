@@ -13,6 +13,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.ranges import Portion
@@ -46,7 +47,7 @@ def order(size, start, stop, blocks, limit):
     epoch=st.integers(0, 5),
     known=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_parts_of_an_epoch_are_the_whole_whoever_reads_them(size, cuts, block, epoch, known):
     blocks, limit = Blocks(block, (3, epoch)), size if known else None
     whole = order(size, 0, size, blocks, limit)
@@ -64,7 +65,7 @@ def test_parts_of_an_epoch_are_the_whole_whoever_reads_them(size, cuts, block, e
     block=st.integers(2, 60),
     epoch=st.integers(0, 5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_who_goes_on_where_it_ended_reads_each_sample_once(size, cuts, block, epoch):
     blocks, last, read = Blocks(block, (3, epoch)), LastBlock(), []
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps.pool import MAX_SLOW, SLOW_SECONDS, Loan, PiecePool
@@ -196,7 +197,9 @@ def test_failed_allocation_leaves_the_pool_usable(monkeypatch: pytest.MonkeyPatc
     assert pool.made == 128
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     limit=st.integers(0, 4000),
     steps=st.lists(

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dev.night import examples
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import AppliedPush, ShardCopy, ShardStore, State
@@ -89,4 +90,4 @@ class ShardMachine(RuleBasedStateMachine):
 
 
 TestShardMachine = ShardMachine.TestCase
-TestShardMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestShardMachine.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

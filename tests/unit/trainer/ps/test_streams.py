@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dev.night import examples
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
@@ -165,7 +166,7 @@ class Interleaved(RuleBasedStateMachine):
 
 
 TestInterleaved = Interleaved.TestCase
-TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestInterleaved.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def walked(stream: Stream[Any], io: np.ndarray, pieces: int) -> None:

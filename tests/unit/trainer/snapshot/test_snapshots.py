@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
+from dev.night import examples
 from shoal_trainer.contract import Message
 from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
@@ -177,7 +178,7 @@ def test_shard_with_a_damaged_part_logs_an_error_and_loads_the_previous_snapshot
     assert "skipped by shard 1 of 2" in record.getMessage()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.one_of(st.integers(0, 400), st.integers(0, 10**7)), st.integers(1, 255)),
@@ -200,7 +201,7 @@ def test_any_damage_to_a_shard_file_is_detected(damage: list[tuple[int, int]]) -
             shard_file.read_into(io.BytesIO(content), *arguments)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, 10**4), st.integers(1, 127)), min_size=1, max_size=3))
 def test_damaged_manifest_is_skipped_or_restores_the_same_values(damage: list[tuple[int, int]]) -> None:
     root, name, original, values = fuzzed_manifest()

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal_trainer.contract import Message, RuntimeConfig, Shard, StatusReport, TerminationMessage
 from shoal_trainer.coordinator.artefacts import ModelManifest
 from shoal_trainer.coordinator.protocol import REQUESTS, Alive, Assignment, Joined, Pushes
@@ -199,7 +200,7 @@ def check_refused_or_decoded(data: bytes) -> None:
                 decode(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
     check_refused_or_decoded(data)
@@ -217,7 +218,7 @@ def damaged(data: bytes, damage: list[tuple[int, int]], cut: int) -> bytes:
 damages = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.one_of(headers.map(header.encode), pushes.map(encode_push), answers.map(encode_answer)),
     damages,
@@ -239,7 +240,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.dictionaries(keys, values, max_size=12))
 def test_json_of_any_shape_is_refused_or_decoded(fields: dict[str, Any]) -> None:
     check_refused_or_decoded(json.dumps(fields).encode())
@@ -258,7 +259,7 @@ def answering(data: bytes, credentials: Credentials) -> Iterator[ShardClient]:
     client.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     headers.map(lambda head: head._replace(op=Op.PARAMETERS)) | headers,
     answers.map(encode_answer),
