@@ -6,8 +6,9 @@ seconds later, the reflector's watch is behind or dead, and is told to list agai
 
 kopf runs in a thread with an event loop of its own, for two reasons: when its operator ends it cancels every task of
 its loop that was started after it (`kopf.run_tasks`), and it copies each object. It ends at a watch ERROR other than
-410 and after a minute of 5xx, and is ended where it finds a resource not served, since it looks for them once; then it
-is started again. Peering, events, annotations and finalizers are off, and so are its own signal handlers.
+410 and after a minute of 403 or 5xx of one resource, and is ended where it finds a resource not served, since it looks
+for them once; then it is started again. Its watches of other resources do not end by themselves: see `_refuse`.
+Peering, events, annotations and finalizers are off, and so are its own signal handlers.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ with _as_if_absent(
     "kubernetes"
 ):  # kopf would load it, 23 MiB, to recognize its models, which no handler here has
     import kopf
+    from kopf._cogs.structs.credentials import Vault
     from kopf._cogs.structs.references import Insights
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ to 7."""
 CHUNK = 8
 """Objects that kopf lists at once, all of which it makes Python's objects of, as by default of every one there is."""
 _METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
+REFUSE_SECONDS = 1.0
+"""How often whoever waits for credentials is told that there are none, once kopf ends."""
 RESTART_SECONDS = 5.0
 LONGEST_RESTART_SECONDS = 300.0
 STEADY_SECONDS = 600.0
@@ -125,17 +129,25 @@ class KopfWatch:
 
     async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> str:
         """Run it until it ends; returns why it did."""
-        found = Insights()
+        found, vault, ending = Insights(), Vault(), asyncio.Event()
         unserved = asyncio.create_task(self._unserved(found, stop))
-        await kopf.operator(
-            registry=self._registry(loop),
-            settings=_settings(),
-            insights=found,
-            standalone=True,
-            clusterwide=not self._namespace,
-            namespaces=[self._namespace] if self._namespace else [],
-            stop_flag=stop,
-        )
+        refusing = asyncio.create_task(_refuse(vault, ending))
+        try:
+            await kopf.operator(
+                registry=self._registry(loop, stop, ending),
+                settings=_settings(),
+                insights=found,
+                vault=vault,
+                standalone=True,
+                clusterwide=not self._namespace,
+                namespaces=[self._namespace] if self._namespace else [],
+                stop_flag=stop,
+            )
+        except kopf.LoginError:  # of a watch that was refused: the one that failed before is in kopf's log
+            return "one of its watches failed"
+        finally:
+            refusing.cancel()
+            stop.set()  # for which a thread waits, and for that the end of this loop
         missing = unserved.result() if unserved.done() else []
         return (
             f"the API server does not say that it serves {', '.join(missing)}" if missing else "it returned"
@@ -149,8 +161,16 @@ class KopfWatch:
             stop.set()
         return missing
 
-    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    def _registry(
+        self, loop: asyncio.AbstractEventLoop, stop: threading.Event, ending: asyncio.Event
+    ) -> kopf.OperatorRegistry:
+        """What kopf calls: to log in, of each change, and once it ends, when `ending` is set."""
         registry = kopf.OperatorRegistry()
+
+        @kopf.on.cleanup(registry=registry)
+        async def ends(**_: Any) -> None:
+            ending.set()
+            stop.set()  # a task that waits for it would be waited for
 
         @kopf.on.login(registry=registry)
         async def login(**_: Any) -> kopf.AiohttpSession:
@@ -175,6 +195,18 @@ class KopfWatch:
         for plural in self._plurals:
             kopf.on.event(GROUP, VERSION, plural, registry=registry)(changed)
         return registry
+
+
+async def _refuse(vault: Vault, ending: asyncio.Event) -> None:
+    """Once kopf ends, tell its tasks that no credentials will come any more.
+
+    When one of its watches has failed, kopf ends what would log in and closes the session. The other watches take that
+    for a call to log in again, and wait for it; being cancelled they begin to watch again, and wait for it for ever.
+    """
+    await ending.wait()
+    while True:
+        await vault.populate({})
+        await asyncio.sleep(REFUSE_SECONDS)
 
 
 async def credentials(server: ApiServer) -> kopf.ConnectionInfo:
@@ -249,6 +281,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.process.ultimate_exiting_timeout = None  # after which kopf would kill this process
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.loggers = False

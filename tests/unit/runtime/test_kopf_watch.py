@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ RAISED: list[Callable[[], BaseException]] = [
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kopf_watch, "RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(kopf_watch, "REFUSE_SECONDS", 0.01)
 
 
 async def login() -> kopf.ConnectionInfo:
@@ -86,7 +88,7 @@ async def test_kopf_runs_beside_the_loop_and_stops_with_it(monkeypatch: pytest.M
 async def test_handlers_tell_of_each_change() -> None:
     heard: list[tuple[str, ...]] = []
     watch = KopfWatch(["trainingjobs", "capacitypools"], "", lambda *change: heard.append(change), login)
-    registry = watch._registry(asyncio.get_running_loop())
+    registry = watch._registry(asyncio.get_running_loop(), threading.Event(), asyncio.Event())
     handlers = registry._watching.get_all_handlers()
     assert {
         handler.selector.any_name or handler.selector.plural for handler in handlers if handler.selector
@@ -246,3 +248,60 @@ async def test_what_was_not_served_when_kopf_looked_is_watched_later(early: dict
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     assert told == [1]
+
+
+async def test_a_resource_that_is_forbidden_for_a_while_ends_no_watch_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a minute of 403 kopf gave up its watch, and it and all others hung: nothing was witnessed any more."""
+    plurals = ("trainingjobs", "speedprofiles", "capacitypools")
+    served = [{**VERBS, "name": each, "kind": each, "namespaced": True} for each in plurals]
+    refusals, watched, told = 10, Counter[str](), list[dict[str, int]]()
+    all_again = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal refusals
+        plural = request.path.rpartition("/")[2]
+        if plural not in plurals:
+            return web.json_response(
+                {"resources": served} if request.path.endswith("v1alpha1") else FOUND[request.path]
+            )
+        if plural == "capacitypools" and refusals:
+            refusals -= 1
+            return web.json_response({"kind": "Status", "code": 403}, status=403)
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+        watched[plural] += 1
+        if told and all(watched[each] > told[0].get(each, 0) for each in plurals):
+            all_again.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def settings() -> kopf.OperatorSettings:
+        choices = own_settings()
+        choices.networking.error_backoffs = [0.01] * 8  # for kopf's own, which are 54 s together
+        return choices
+
+    own_settings = kopf.OperatorSettings
+    monkeypatch.setattr(kopf, "OperatorSettings", settings)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as api, asyncio.timeout(60):
+
+        async def login() -> kopf.ConnectionInfo:
+            return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
+
+        watch = KopfWatch(plurals, "", lambda *_: None, login, on_restart=lambda: told.append(dict(watched)))
+        task = asyncio.create_task(watch.run())
+        try:
+            await all_again.wait()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert (refusals, len(told)) == (0, 1)
+
+
+def test_kopf_kills_no_process_that_it_does_not_end_in() -> None:
+    """By default it does, with SIGKILL, 10 minutes after one of its watches has failed and others hang."""
+    assert kopf.OperatorSettings().process.ultimate_exiting_timeout == 600
+    assert kopf_watch._settings().process.ultimate_exiting_timeout is None
