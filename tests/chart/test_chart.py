@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from dev.images import IMAGES
 from dev.paths import ROOT
@@ -648,7 +650,7 @@ def test_variables_of_the_chart_are_set_once(tools: Path) -> None:
     """The schema keeps them out of extraEnv: a variable that is there twice breaks a later server-side apply."""
     everything = (
         *("kueue.enabled=true", "page.enabled=true", "pools.enabled=true", "trainer.workerGpuImage=r.io/g:1"),
-        *("spotLabels.a=b", "spotTaints.a=b"),
+        *("spotLabels.a=b", "spotTaints.a=b", "scope.namespace=a"),
     )
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
     documents = render(tools, *everything)
@@ -951,3 +953,111 @@ def test_more_volumes_and_how_monitors_scrape(tools: Path) -> None:
     spec = deployment["spec"]["template"]["spec"]
     assert spec["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
     assert spec["containers"][0]["volumeMounts"][-1] == {"name": "ca", "mountPath": "/ca"}
+
+
+LABEL = re.compile("([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+"""What Kubernetes takes as the value of a label."""
+EVERYTHING = (
+    *(
+        "pools.enabled=true",
+        "page.enabled=true",
+        "networkPolicy.enabled=true",
+        "admissionPolicy.enabled=true",
+    ),
+    *(f"metrics.{each}.enabled=true" for each in ("serviceMonitor", "podMonitor", "rules", "dashboard")),
+)
+
+
+def labels_in(part: Any) -> Iterator[tuple[str, str]]:
+    """Each label of an object, of its pods, and of what selects them."""
+    if isinstance(part, dict):
+        for name, each in part.items():
+            yield from each.items() if name in {"labels", "matchLabels"} and each else ()
+            yield from labels_in(each)
+    elif isinstance(part, list):
+        for each in part:
+            yield from labels_in(each)
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize(
+    "version", ["0.1.0+1a2b3c4d5e6f", "0.1.0-rc.1+a.b", "0.1.0+" + "a" * 62, "0.1.0-" + "a" * 48 + ".-.-"]
+)
+def test_a_chart_of_any_version_has_labels_that_kubernetes_takes(
+    tools: Path, tmp_path: Path, version: str
+) -> None:
+    """Flux with `reconcileStrategy: Revision` adds +COMMIT to it, and the API server refused every object."""
+    packed = helm(tools, "package", str(CHART), "--version", version, "--destination", str(tmp_path))
+    assert packed.returncode == 0, packed.stderr
+    [archive] = tmp_path.glob("*.tgz")
+    flags = [flag for value in (*IMAGES_SET, *EVERYTHING) for flag in ("--set", value)]
+    done = helm(tools, "template", "shoal", str(archive), *flags)
+    assert done.returncode == 0, done.stderr
+    documents = parsed(done.stdout)
+    labels = [label for document in documents for label in labels_in(document.get("metadata", {}))]
+    assert any(name == "helm.sh/chart" for name, _ in labels)
+    assert [(name, value) for name, value in labels if not LABEL.fullmatch(value)] == []
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind(documents, "Deployment")]
+    assert not any("helm.sh/chart" in each for each in pods), "every commit would restart the replicas"
+
+
+def test_pools_that_the_operator_may_not_read_are_not_asked_for(tools: Path) -> None:
+    assert environment_of(render(tools))["SHOAL_POOLS"] == "true"
+    assert environment_of(render(tools, "scope.pools=false"))["SHOAL_POOLS"] == "false"
+
+
+def test_a_chart_of_charts_may_leave_it_out(tools: Path, tmp_path: Path) -> None:
+    """`condition: shoal.enabled` of a dependency, where the parent's values say so; they may be `global`, too."""
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts" / "shoal").symlink_to(CHART)
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [
+        {"name": "shoal", "version": "*", "condition": "shoal.enabled"}]}  # fmt: skip
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(parent))
+    images = [flag for each in IMAGES_SET for flag in ("--set", f"shoal.{each}")]
+    for enabled in (True, False):
+        flags = ("--set", f"shoal.enabled={str(enabled).lower()},global.team=a")
+        done = helm(tools, "template", "p", str(tmp_path), *images, *flags)
+        assert done.returncode == 0, done.stderr
+        assert bool(of_kind(parsed(done.stdout), "Deployment")) == enabled
+    assert "schema" in refusal(tools, "enabled=perhaps")
+
+
+def test_a_scope_that_is_null_is_that_of_all_namespaces(tools: Path) -> None:
+    every = ("admissionPolicy.enabled=true", "networkPolicy.enabled=true", "metrics.podMonitor.enabled=true")
+    assert render(tools, "scope.namespace=null", *every) == render(tools, *every)
+    assert "SHOAL_NAMESPACE" not in environment_of(render(tools)), (
+        "the API server drops a value that is empty"
+    )
+    assert environment_of(render(tools, "scope.namespace=a"))["SHOAL_NAMESPACE"] == "a"
+
+
+RELEASES = st.from_regex(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", fullmatch=True)
+
+
+@settings(max_examples=5, deadline=None)
+@given(RELEASES.filter(lambda name: len(name) <= 53))
+@example("a" * 53)
+@example("1" * 44 + "----" + "b" * 5)
+@example("a" * 48 + "--b")
+def test_every_release_has_names_that_kubernetes_takes(tools: Path, release: str) -> None:
+    """A Service's name has at most 63 characters, and Helm's name of a release 53."""
+    flags = [flag for each in (*IMAGES_SET, *EVERYTHING, "crds.install=false") for flag in ("--set", each)]
+    done = helm(tools, "template", release, str(CHART), *flags)
+    assert done.returncode == 0, done.stderr
+    documents = parsed(done.stdout)
+    services = [each["metadata"]["name"] for each in of_kind(documents, "Service")]
+    assert len(set(services)) == 2
+    assert [name for name in services if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)] == []
+    names = [each["metadata"]["name"] for each in documents if "Role" not in each["kind"]]
+    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    assert [name for name in names if not re.fullmatch(rf"{part}(\.{part})*", name)] == []
+    labels = [label for document in documents for label in labels_in(document)]
+    assert [(name, value) for name, value in labels if not LABEL.fullmatch(value)] == []
+
+
+def test_names_of_releases_that_were_short_enough_stay(tools: Path) -> None:
+    documents = render(tools, f"fullnameOverride={'a' * 40}", "pools.enabled=true")
+    assert {each["metadata"]["name"] for each in of_kind(documents, "Service")} == {
+        "a" * 40 + "-metrics",
+        "a" * 40 + "-pools-metrics",
+    }

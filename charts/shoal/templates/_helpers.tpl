@@ -1,30 +1,40 @@
 {{- /* A Service's name begins with a letter and has no dot; a release's may not, and may. */}}
 {{- define "shoal.name" -}}
 {{- $own := regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) }}
-{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | replace "." "-" | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | replace "." "-" | trunc 50 | regexFind ".*[^-]" }}
 {{- end }}
+{{- /* The namespace whose jobs are managed; empty: all. */}}
+{{- define "shoal.scope" -}}{{ .Values.scope.namespace | default "" }}{{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.name" -}}{{ printf "%s-pools" (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.serviceAccount" -}}{{ .Values.pools.serviceAccount.name | default (include "shoal.pools.name" .) }}{{- end }}
 {{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
-{{- /* What selects the pods of a process, and the labels of its objects. `app`: its name; `chart`: the scope of all templates. */}}
+{{- /* The name of a process' Service, which has at most 63 characters; of the process' name. */}}
+{{- define "shoal.service" -}}{{ printf "%s-metrics" . | trunc 63 }}{{- end }}
+{{- /* What selects the pods of a process, the labels of its pods, and those of its objects. `app`: its name; `chart`: the scope of all templates. */}}
 {{- define "shoal.selector.of" -}}
 app.kubernetes.io/name: {{ .app }}
 app.kubernetes.io/instance: {{ .chart.Release.Name | quote }}
 {{- end }}
-{{- define "shoal.labels.of" -}}
+{{- define "shoal.podLabels.of" -}}
 {{ include "shoal.selector.of" . }}
 app.kubernetes.io/version: {{ .chart.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .chart.Release.Service }}
-helm.sh/chart: {{ .chart.Chart.Name }}-{{ .chart.Chart.Version }}
 {{- with .chart.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+{{- /* A version may have a `+` and be long, a label may not; Flux adds the commit to it, for which no pod should restart. */}}
+{{- define "shoal.labels.of" -}}
+{{ include "shoal.podLabels.of" . }}
+helm.sh/chart: {{ printf "%s-%s" .chart.Chart.Name .chart.Chart.Version | replace "+" "_" | trunc 63 | regexFind ".*[A-Za-z0-9]" }}
+{{- end }}
 {{- define "shoal.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal" "chart" .) }}{{- end }}
 {{- define "shoal.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal" "chart" .) }}{{- end }}
+{{- define "shoal.podLabels" -}}{{ include "shoal.podLabels.of" (dict "app" "shoal" "chart" .) }}{{- end }}
 {{- define "shoal.pools.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.pools.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
+{{- define "shoal.pools.podLabels" -}}{{ include "shoal.podLabels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.check.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-check" "chart" .) }}{{- end }}
 {{- /* Of a map of labels and the chart's own, in YAML: no key twice. */}}
 {{- define "shoal.merged" -}}{{ mergeOverwrite (last . | fromYaml) (first . | default dict) | toYaml }}{{- end }}

@@ -6,7 +6,7 @@ one release per namespace.
 {{- define "shoal.roles" -}}
 {{- $name := include "shoal.name" . }}
 {{- $home := .Release.Namespace }}
-{{- $scoped := .Values.scope.namespace }}
+{{- $scoped := include "shoal.scope" . }}
 {{- $unscoped := printf "%s:%s" $home $name }}
 roles:
   # Jobs and their objects. The operator creates Secrets but never reads them.
