@@ -379,6 +379,48 @@ async def test_permissions_are_enough_and_all_used(
                 await nodes.remove_node(name)
 
 
+async def test_with_rights_in_one_namespace_only_nothing_is_denied(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, home: str, tmp_path: Path
+) -> None:
+    """Neither nodes nor CapacityPools: of these every list was refused, for as long as the operator was there."""
+    scope = (f"scope.namespace={namespace}", "scope.pools=false", "scope.nodes=false")
+    values = (*scope, "serviceAccount.name=scoped")  # its own: the log has what others did with the usual one
+    objects = await install_account(control_plane, kube, home, *values)
+    assert {each["kind"] for each in objects if each["kind"].startswith("Cluster")} == set()
+    account, mounted = account_of(objects), tmp_path / "account"
+    await service_account.mount(control_plane, kube, account, mounted)
+    log, user = AuditTail(control_plane.audit_log), user_of(home, account)
+    key = await install_key(control_plane, mounted, tmp_path)
+    [deployment] = [each for each in rendered(control_plane, home, *values) if each["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    said = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("SHOAL_")}
+    changed = {"SHOAL_INSTALL_KEY_FILE": str(key), "SHOAL_METRICS_PORT": "0", "SHOAL_HEALTH_PORT": "0"}
+    environment = service_account.environment(control_plane, **{**said, **changed}, POD_NAME="operator-0")
+    job = Job(kube, namespace)
+    async with (
+        admission_policy(control_plane, home, *values),
+        FakeKubelet(control_plane.kubeconfig) as nodes,
+        OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "operator", environment, mounted),
+    ):
+        await nodes.add_node("safe-1")
+        await nodes.add_node("spot-1", spot=True)
+        try:
+            await job.apply(workers={"replicas": 2})
+            await job.runs(2)
+            assert (await job.condition("NodeSignalsUnavailable")).get("status") == "True"
+
+            async def witnessed() -> bool:
+                """kopf has looked, too."""
+                lists = [each for each in log.read() if each.user == user and each.verb == "list"]
+                return [each.resource for each in lists].count("trainingjobs") > 1
+
+            await eventually(witnessed, what="kopf lists the jobs")
+            assert {"nodes", "capacitypools"}.isdisjoint(resource for _, resource, _ in used(log, user))
+        finally:
+            for name in list(nodes.nodes):
+                await nodes.remove_node(name)
+
+
 class Queue:
     """Kueue, played: it admits and evicts when it is told to."""
 

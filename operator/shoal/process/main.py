@@ -106,7 +106,8 @@ def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> K
 
     restarts = operator.metrics.watch_restarts.labels("kopf", "ended")
     login = partial(credentials, transport.server)
-    return KopfWatch(WATCHED_BY_KOPF, settings.namespace, changed, login, on_restart=restarts.inc)
+    plurals = [each for each in WATCHED_BY_KOPF if each in operator.watched]
+    return KopfWatch(plurals, settings.namespace, changed, login, on_restart=restarts.inc)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import datetime
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -138,9 +138,9 @@ class Operator:
             every_seconds=settings.plan_seconds,
         )
         self._tasks = Tasks()
-        self.pools = self._make_pools()
+        self.pools = self._make_pools() if settings.pools else None
         self.jobs = self._make_jobs()
-        controllers = [self.jobs, self.pools, self.profiles]
+        controllers = [each for each in (self.jobs, self.pools, self.profiles) if each is not None]
         count_waiting(controllers, metrics)
         self.manager = Manager(
             self.lease,
@@ -152,6 +152,11 @@ class Operator:
             background=[self.planner.run, self._tasks.run],
             on_lead=self._lead,
         )
+
+    @property
+    def watched(self) -> Set[str]:
+        """The resources that it watches."""
+        return self._reflectors.keys()
 
     async def run(self) -> None:
         """Run until cancelled; see `Manager.run`."""
@@ -178,6 +183,7 @@ class Operator:
 
     def _make_reflectors(self, transport: Transport) -> dict[str, Reflector[Any]]:
         state, settings = self.state, self._settings
+        unwatched = {"nodes": not settings.node_signals, CapacityPool.PLURAL: not settings.pools}
         unreadable = {"trainingjobs": self._unreadable, "capacitypools": state.hear_unreadable_pool}
         return {
             name: Reflector(
@@ -189,7 +195,7 @@ class Operator:
                 on_unreadable=unreadable.get(name, _nothing),
             )
             for name, source in sources(settings.namespace, kueue=settings.kueue).items()
-            if name != "nodes" or settings.node_signals
+            if not unwatched.get(name)
         }
 
     def _unreadable(self, found: Mapping[str, Any], why: str) -> None:
@@ -221,6 +227,10 @@ class Operator:
 
     def _make_pools(self) -> Controller:
         state = self.state
+
+        def rest(key: Key, seconds: float) -> None:
+            controller.queue.rest(key, seconds)
+
         reconcile = PoolReconciler(
             state,
             self._writer(CapacityPool, state.pools),
@@ -229,15 +239,16 @@ class Operator:
             operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             nodes_readable=self._nodes_readable,
             on_change=self._replan,
-            rest=self._rest_pool,
+            rest=rest,
         )
-        return Controller(
+        controller = Controller(
             "capacitypool",
             reconcile,
             keys=lambda: [key_of(pool) for pool in state.pools.all()],
             metrics=self.metrics,
             workers=POOLS_AT_ONCE,
         )
+        return controller
 
     def _make_profiles(self) -> tuple[Learner, Controller]:
         learner = Learner(
@@ -317,10 +328,8 @@ class Operator:
         self.jobs.queue.rest(key, seconds)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
-        self.pools.wake(key, priority)
-
-    def _rest_pool(self, key: Key, seconds: float) -> None:
-        self.pools.queue.rest(key, seconds)
+        if self.pools is not None:
+            self.pools.wake(key, priority)
 
     def _wake_profile(self, key: Key, priority: Priority) -> None:
         self.profiles.wake(key, priority)

@@ -45,6 +45,8 @@ class Settings(ProcessSettings):
     """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
     """Whether to watch nodes."""
+    pools: bool = True
+    """Whether to watch CapacityPools, and to write their status."""
     kueue: bool = False
     """Whether to watch Workloads and ResourceFlavors of Kueue."""
     platform: Platform | None = None
@@ -79,6 +81,7 @@ class Settings(ProcessSettings):
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            pools=_flag(environment, "SHOAL_POOLS", True),
             kueue=_flag(environment, "SHOAL_KUEUE", False),
             platform=said_platform(environment),
             own_spot=own_spot_of(environment),

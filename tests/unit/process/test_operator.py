@@ -68,6 +68,37 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
     await asyncio.gather(task, return_exceptions=True)
 
 
+class Scoped(EmptyCluster):
+    """May list what is in its namespace, and nothing else."""
+
+    def _get(self, path: str, body: Any) -> Answer:
+        name = path.rpartition("/")[2]
+        return Answer(403, b"{}") if name in {"nodes", "capacitypools"} else super()._get(path, body)
+
+
+@pytest.mark.looptime
+async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
+    """Each refused list was counted, and the alert on them fired for as long as the operator was there."""
+    cluster = Scoped(jobs=NO_OBJECTS)
+    settings = Settings(
+        install_key=InstallKey(b"k" * 32),
+        images=Images(ps="ps:1", worker="worker:1"),
+        node_signals=False,
+        pools=False,
+    )
+    operator = Operator(cluster, settings, UnreachableCoordinator())
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(600)
+    metrics = generate_latest(operator.metrics.registry).decode()
+    assert "shoal_leading 1.0" in metrics
+    assert 'reason="refused"' not in metrics
+    assert 'shoal_queue_length{controller="trainingjob"}' in metrics
+    assert 'controller="capacitypool"' not in metrics
+    assert operator.watched.isdisjoint({"nodes", "capacitypools"})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.looptime
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)

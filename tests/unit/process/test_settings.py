@@ -23,6 +23,7 @@ def test_defaults(environment: dict[str, str]) -> None:
     assert settings.install_key.secret == b" " * 31 + b"\n"  # a random key may end with whitespace
     assert (settings.images.ps, settings.images.worker) == ("ps:1", "worker:1")
     assert (settings.namespace, settings.node_signals, settings.lease_name) == ("", True, "shoal")
+    assert settings.pools
     assert (settings.metrics_port, settings.health_port, settings.log_level) == (8080, 8081, "INFO")
     assert settings.identity != Settings.from_environment(environment).identity
     assert "\\n" not in repr(settings)
@@ -32,6 +33,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
     environment |= {
         "SHOAL_NAMESPACE": "ml",
         "SHOAL_NODE_SIGNALS": "false",
+        "SHOAL_POOLS": "false",
         "POD_NAME": "shoal-0",
         "POD_NAMESPACE": "shoal-system",
         "SHOAL_LEASE_NAME": "mine",
@@ -45,7 +47,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "SHOAL_NODE_SELECTOR": "kubernetes.io/arch=amd64,team=",
     }
     settings = Settings.from_environment(environment)
-    assert (settings.namespace, settings.node_signals) == ("ml", False)
+    assert (settings.namespace, settings.node_signals, settings.pools) == ("ml", False, False)
     assert (settings.identity, settings.lease_namespace, settings.lease_name) == (
         "shoal-0",
         "shoal-system",
