@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import yaml
 
 from dev.paths import ROOT
 from dev.tools.prometheus import prometheus_command
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
     MAX_SPEEDS,
     MAX_WORKERS,
@@ -30,6 +35,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.chart.test_chart import of_kind, render
 from tests.unit.docs.pages import code, read, rows, section
+from tests.unit.policy import build
 
 FILES = ROOT / "charts" / "shoal" / "files"
 ALERTS = yaml.safe_load((FILES / "alerts.yaml").read_text(encoding="utf-8"))
@@ -68,20 +74,98 @@ def test_every_query_is_about_series_and_labels_that_there_are(query: str) -> No
         assert {each.strip() for each in grouped.split(",")} <= labels
 
 
-def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
-    """The tests are of expressions and summaries: descriptions are compared with the runbooks below."""
+def promtool(folder: Path, *words: str) -> str:
+    """What it says with the rules, without their descriptions, in this folder; nothing if it finds no fault."""
     plain = re.sub(r"\n *description: .*", "", (FILES / "alerts.yaml").read_text(encoding="utf-8"))
-    (tmp_path / "alerts.yaml").write_text(plain)
+    (folder / "alerts.yaml").write_text(plain)
+    command = [str(prometheus_command("promtool")), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
+    """Descriptions are compared with the runbooks below."""
     shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
-    for words in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
-        done = subprocess.run(
-            [str(prometheus_command("promtool")), *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert promtool(tmp_path, "test", "rules", "alerts_test.yaml") == ""
+    assert promtool(tmp_path, "check", "rules", "alerts.yaml") == ""
+
+
+def test_nothing_fires_in_a_cluster_where_jobs_come_and_go(tmp_path: Path) -> None:
+    """Six hours: a job is applied every 3 minutes and trains after 4; others are suspended and resumed, queued, and
+    managed elsewhere. What Prometheus reads of them is what `JobMetrics` says."""
+    every, hours = timedelta(seconds=30), 6
+    moments = [build.NOW + number * every for number in range(hours * 120)]
+    now, jobs = build.NOW, list[TrainingJob]()
+    metrics = JobMetrics(process := Metrics(), wall=lambda: now)
+    metrics.count_jobs(lambda: jobs)
+    samples = defaultdict[str, dict[int, float]](dict)
+    for number, now in enumerate(moments):
+        past = now - build.NOW
+        begun = [build.NOW + timedelta(minutes=at) for at in range(0, hours * 60, 3)]
+        starting = [job_since(at, at) for at in begun if at <= now < at + timedelta(minutes=4)]
+        held, resumed = ("Suspended", "Suspended"), build.NOW + timedelta(hours=3)
+        waits = past >= timedelta(hours=3) and past < timedelta(hours=3, minutes=5)
+        again = job_since(build.NOW, resumed) if waits else job_since(build.NOW, build.NOW, *held)
+        queued = job_since(build.NOW, build.NOW, "Pending", "Queued")
+        remote = job_since(build.NOW, build.NOW, "", "", managedBy="kueue.x-k8s.io/multikueue")
+        jobs[:] = [*starting, again, queued, remote]
+        for family in process.registry.collect():
+            for sample in family.samples:
+                if sample.name.startswith("shoal_jobs"):
+                    labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                    samples[f'{sample.name}{{namespace="shoal-system",{labels}}}'][number] = sample.value
+    read = [
+        {"series": series, "values": " ".join(str(found.get(each, "_")) for each in range(len(moments)))}
+        for series, found in samples.items()
+    ]
+    last, suspended = len(moments) - 1, 240
+    within = 'namespace="t",pod="{0}-ps-0-{1}",shoal_dev_job="{0}"'
+    resumes = {
+        "shoal_steps_total": "0+9x{0} _x{1} 2160+9x{2}",
+        "shoal_samples_lost_total": "32x{0} _x{1} 32x{2}",
+        "shoal_restarts_from_nothing_total": "1x{0} _x{1} 1x{2}",
+        "shoal_snapshots_failing_seconds": "0x{0} _x{1} 0x{2}",
+    }
+    read += [
+        {"series": f"{name}{{{within.format('a', 0)}}}", "values": values.format(239, suspended, last - 480)}
+        for name, values in resumes.items()
+    ]
+    always = {
+        'shoal_leading{namespace="shoal-system",pod="a"}': f"1x{last}",
+        'shoal_leading{namespace="shoal-system",pod="b"}': f"0x{last}",
+        'shoal_watch_restarts_total{namespace="shoal-system",resource="pods",reason="expired"}': f"0+1x{last}",
+        'shoal_coordinator_polls_total{namespace="shoal-system",result="read"}': f"0+20x{last}",
+        'shoal_coordinator_polls_total{namespace="shoal-system",result="unreachable"}': f"0+2x{last}",
+        'shoal_reconcile_seconds_count{namespace="shoal-system",controller="trainingjob",result="done"}': f"0+5x{last}",
+        f'shoal_workers{{{within.format("a", 0)},state="Active"}}': f"4x239 _x{suspended} 4x{last - 480}",
+    }
+    read += [{"series": series, "values": values} for series, values in always.items()]
+    # What was lost before the first scrape is told once, in the first hour.
+    told = ("ShoalDataLost", "ShoalRestartedFromNothing")
+    silent = [
+        {"eval_time": f"{minutes}m", "alertname": rule["alert"], "exp_alerts": []}
+        for minutes in range(15, hours * 60, 15)
+        for rule in RULES
+        if minutes > 70 or rule["alert"] not in told
+    ]
+    test = {"interval": "30s", "input_series": read, "alert_rule_test": silent}
+    file = tmp_path / "healthy.yaml"
+    file.write_text(
+        yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [test]})
+    )
+    assert promtool(tmp_path, "test", "rules", file.name) == ""
+
+
+def job_since(
+    created: datetime, changed: datetime, phase: str = "Starting", reason: str = "", **spec: str
+) -> TrainingJob:
+    """A job that does not train, made then, whose condition Suspended is as it is since `changed`."""
+    manifest = build.job_manifest(**spec)
+    manifest["metadata"]["creationTimestamp"] = build.stamp(created)
+    since = {"lastTransitionTime": build.stamp(changed), "reason": "X"}
+    conditions = [{"type": "Suspended", "status": str(phase == "Suspended"), **since}]
+    manifest["status"] = {"phase": phase, "reason": reason, "conditions": conditions if phase else []}
+    return TrainingJob.model_validate(manifest)
 
 
 def test_every_query_of_the_dashboard_is_promql(tmp_path: Path) -> None:

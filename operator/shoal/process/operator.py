@@ -117,7 +117,7 @@ class Operator:
             wall=wall,
             on_result=lambda result: metrics.events.labels(result).inc(),
         )
-        self._job_metrics = JobMetrics(metrics)
+        self._job_metrics = JobMetrics(metrics, wall=wall)
         count_poll = cache(self._job_metrics.polls.labels)  # 45 a second
         self._poller = Poller(
             coordinator,

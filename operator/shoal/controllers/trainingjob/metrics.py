@@ -10,10 +10,15 @@ from decimal import Decimal, InvalidOperation
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TROUBLE, TrainingJobStatus
+from shoal.cluster.clock import utc_now
+from shoal.policy.common.times import parse_time
 from shoal.runtime.metrics import Metrics
 
 REACTIONS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 """Seconds: from an operator that reacts at once to a cloud that makes a node."""
+WAITS_ANEW = {"Running", "Suspended", "QuotaExceeded", "Degraded"}
+"""The conditions with whose change a wait begins: with a resume, with quota, with what a job waits for. A place in a
+queue of pods is a Degraded that ends."""
 RATIOS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 """Predicted over measured."""
 
@@ -29,8 +34,9 @@ class _Expected:
 class JobMetrics:
     """The metrics of all jobs together. No label contains a job's name, so that their number stays small."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, wall: Callable[[], datetime] = utc_now) -> None:
         self._metrics = metrics
+        self._wall = wall
         self.actions = metrics.counter(
             "shoal_actions_total", "Actions of reconciles of jobs, by kind and result.", "action", "result"
         )
@@ -77,22 +83,43 @@ class JobMetrics:
         self._first: dict[str, _Expected] = {}
 
     def count_jobs(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
-        """Export the numbers of jobs, computed at each scrape."""
+        """Export the numbers of jobs, computed at each scrape, without those that another controller manages."""
+
+        def ours() -> list[TrainingJob]:
+            return [job for job in jobs() if job.spec.ours]
+
+        def waiting() -> list[tuple[str, TrainingJob]]:
+            """Those that have not begun to train, with the reason."""
+            return [
+                (job.status.reason or job.status.phase or "Pending", job)
+                for job in ours()
+                if job.status.phase in {"", "Pending", "Starting"}
+            ]
+
+        def oldest() -> dict[str, float]:
+            now, found = self._wall(), dict[str, float]()
+            for reason, job in waiting():
+                waited = max(0.0, (now - _waits_since(job, now)).total_seconds())
+                found[reason] = max(waited, found.get(reason, 0.0))
+            return found
+
         self._metrics.live(
             "shoal_jobs",
             "TrainingJobs by phase.",
             "phase",
-            lambda: Count(job.status.phase or "Pending" for job in jobs()),
+            lambda: Count(job.status.phase or "Pending" for job in ours()),
         )
         self._metrics.live(
             "shoal_jobs_waiting",
             "TrainingJobs that have not begun to train (Pending, Starting), by the reason in their status.",
             "reason",
-            lambda: Count(
-                job.status.reason or job.status.phase or "Pending"
-                for job in jobs()
-                if job.status.phase in {"", "Pending", "Starting"}
-            ),
+            lambda: Count(reason for reason, _ in waiting()),
+        )
+        self._metrics.live(
+            "shoal_jobs_waiting_oldest_seconds",
+            "For how long the one of them has waited that waits for longest, by the reason in its status.",
+            "reason",
+            oldest,
         )
         self._metrics.live(
             "shoal_jobs_troubled",
@@ -100,7 +127,7 @@ class JobMetrics:
             "condition",
             lambda: Count(
                 condition.type
-                for job in jobs()
+                for job in ours()
                 for condition in job.status.conditions
                 if condition.type in TROUBLE and condition.status == "True"
             ),
@@ -108,7 +135,7 @@ class JobMetrics:
         self._metrics.live_value(
             "shoal_cost_per_hour",
             "Cost of the nodes in use now, per hour, in the currency of the pools.",
-            lambda: float(sum(_amount(job.status.cost.per_hour) for job in jobs() if job.status.cost)),
+            lambda: float(sum(_amount(job.status.cost.per_hour) for job in ours() if job.status.cost)),
         )
 
     def reacted(self, role: str, reason: str, stage: str, seconds: float) -> None:
@@ -150,6 +177,13 @@ class JobMetrics:
             took = (now - first.at).total_seconds()
             if new.phase == "Succeeded" and took > 0:
                 self.finish_predictions.observe(first.seconds / took)
+
+
+def _waits_since(job: TrainingJob, now: datetime) -> datetime:
+    """Since when a job that does not train is expected to."""
+    created = parse_time(job.metadata.creation_timestamp) or now
+    changed = (each.last_transition_time for each in job.status.conditions if each.type in WAITS_ANEW)
+    return max((created, *changed))
 
 
 def _amount(text: str) -> Decimal:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from prometheus_client import generate_latest
 
 from shoal.api.base import Condition
 from shoal.api.planning_status import CostStatus, PlanStatus, PredictionStatus
-from shoal.api.training_job import TrainingJob
+from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.api.training_job_status import Restarts, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.runtime.metrics import Metrics
@@ -116,3 +118,61 @@ def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:
         'shoal_jobs_waiting{reason="Pending"} 1.0',
         'shoal_jobs_waiting{reason="WaitingForStorage"} 2.0',
     ]
+
+
+def oldest(at: timedelta, *states: dict[str, Any], **spec: Any) -> dict[str, float]:
+    """The age of the oldest wait by reason, so long after the jobs were created."""
+    created = {"creationTimestamp": build.stamp(build.NOW)}
+    manifest = build.job_manifest(**spec)
+    manifest["metadata"] |= created
+    jobs = [TrainingJob.model_validate({**manifest, "status": each}) for each in states]
+    metrics = JobMetrics(process := Metrics(), wall=lambda: build.NOW + at)
+    metrics.count_jobs(lambda: jobs)
+    return {
+        sample.labels["reason"]: sample.value
+        for family in process.registry.collect()
+        for sample in family.samples
+        if sample.name == "shoal_jobs_waiting_oldest_seconds"
+    }
+
+
+def waiting(reason: str = "", **since: int) -> dict[str, Any]:
+    """A job that is Starting, with these conditions False; numbers are minutes after it was created."""
+    conditions = [
+        {
+            "type": kind,
+            "status": "False",
+            "reason": "X",
+            "lastTransitionTime": build.stamp(build.NOW + timedelta(minutes=minutes)),
+        }
+        for kind, minutes in since.items()
+    ]
+    return {"phase": "Starting", "reason": reason, "conditions": conditions}
+
+
+def test_the_oldest_wait_is_that_of_one_job() -> None:
+    """The number of those that wait is above 0 where jobs come and go, and none of them waits for long."""
+    hour = timedelta(hours=1)
+    ready = {"phase": "Running", "reason": "Training"}
+    assert oldest(hour, waiting("Unschedulable"), waiting("Unschedulable", Running=20), ready, {}) == {
+        "Unschedulable": 3600,
+        "Pending": 3600,
+    }
+
+
+@pytest.mark.parametrize("condition", ["Suspended", "QuotaExceeded", "Degraded", "Running"])
+def test_a_wait_begins_anew_with_what_a_job_waits_for(condition: str) -> None:
+    """A resume, quota, a place in a queue: before it nobody expected the job to train."""
+    assert oldest(timedelta(hours=3), waiting(**{condition: 170})) == {"Starting": 600}
+    assert oldest(timedelta(0), waiting(**{condition: 1})) == {"Starting": 0}, "the clock of another leader"
+
+
+def test_a_job_of_another_controller_is_not_counted() -> None:
+    assert oldest(timedelta(hours=1), {}, managedBy="kueue.x-k8s.io/multikueue") == {}
+    assert oldest(timedelta(hours=1), {}, managedBy=MANAGED_BY) == {"Pending": 3600}
+    jobs = [TrainingJob.model_validate(build.job_manifest(managedBy="x.io/y"))]
+    metrics = JobMetrics(process := Metrics())
+    metrics.count_jobs(lambda: jobs)
+    text = generate_latest(process.registry).decode()
+    assert "shoal_jobs_waiting{" not in text
+    assert "shoal_jobs{" not in text
