@@ -650,7 +650,7 @@ def test_variables_of_the_chart_are_set_once(tools: Path) -> None:
     """The schema keeps them out of extraEnv: a variable that is there twice breaks a later server-side apply."""
     everything = (
         *("kueue.enabled=true", "page.enabled=true", "pools.enabled=true", "trainer.workerGpuImage=r.io/g:1"),
-        *("spotLabels.a=b", "spotTaints.a=b", "scope.namespace=a"),
+        *("spotLabels.a=b", "spotTaints.a=b", "scope.namespace=a", "page.hosts={a}"),
     )
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
     documents = render(tools, *everything)

@@ -1,4 +1,4 @@
-"""examples/gitops on a real API server: what Argo CD and Flux would apply, compare and leave alone.
+"""examples/gitops and the chart on a real API server: what Argo CD and Flux would apply, compare and leave alone.
 
 Both apply on the server's side with a field manager of their own. Argo CD compares the object with the result of a dry
 run, without what `ignoreDifferences` names; with RespectIgnoreDifferences it does not apply these fields either.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import yaml
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from dev.paths import ROOT
+from tests.control_plane import installed
 from tests.control_plane.operators import Job
 
 FOLDER = ROOT / "examples" / "gitops"
@@ -118,3 +120,44 @@ async def test_flux_resets_only_what_the_repository_says(
     after = (await job.get())["spec"]
     replicas = desired["spec"]["workers"]["replicas"]
     assert (after["workers"]["replicas"], after["suspend"]) == (replicas, True)
+
+
+SCOPED = ("scope.namespace={0}", "scope.pools=false", "scope.nodes=false", "installKey.existingSecret=key")
+MORE = (
+    *("pools.enabled=true", "page.enabled=true", "kueue.enabled=true", "admissionPolicy.enabled=true"),
+    *(
+        "networkPolicy.enabled=true",
+        "networkPolicy.egress.enabled=true",
+        "networkPolicy.jobNamespaces={{{0}}}",
+    ),
+    *("pools.bufferNamespaces={{{0}}}", "metrics.dashboard.enabled=true", "trainer.workerGpuImage=x/gpu"),
+)
+
+
+@pytest.mark.parametrize("values", [(), SCOPED, MORE], ids=["default", "scoped", "more"])
+def test_all_that_the_chart_renders_is_in_what_the_api_server_keeps(
+    crds: None, control_plane: ControlPlane, namespace: str, values: tuple[str, ...]
+) -> None:
+    """What it drops, such as an empty value of a variable, Argo CD would call out of sync for ever."""
+    sets = ("crds.install=true", *(each.format(namespace) for each in values))
+    desired = [
+        each
+        for each in installed.rendered(control_plane, namespace, *sets)
+        if "helm.sh/hook" not in each["metadata"].get("annotations", {})
+    ]
+    words = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json", "-f", "-")
+    kept = json.loads(control_plane.kubectl(*words, stdin=yaml.safe_dump_all(desired)))["items"]
+    assert len(kept) == len(desired) > 10
+    assert [each for pair in zip(desired, kept, strict=True) for each in dropped(*pair)] == []
+
+
+def dropped(desired: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """The leaves that are not as they were."""
+    if isinstance(desired, dict) and desired and isinstance(kept, dict):
+        for name, each in desired.items():
+            yield from dropped(each, kept.get(name), f"{path}.{name}")
+    elif isinstance(desired, list) and isinstance(kept, list) and len(desired) == len(kept):
+        for number, (each, there) in enumerate(zip(desired, kept, strict=True)):
+            yield from dropped(each, there, f"{path}[{number}]")
+    elif desired != kept:
+        yield f"{path}: {desired!r} is {kept!r}"

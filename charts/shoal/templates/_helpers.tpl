@@ -114,7 +114,7 @@ nodeAffinity:
           {{- end }}
 {{- end }}
 
-{{/* Variables that say which nodes pods of jobs go to, for both processes. */}}
+{{/* Variables that say which nodes pods of jobs go to, for both processes. None is empty: the API server would drop its value, and GitOps see a difference. */}}
 {{- define "shoal.nodes" -}}
 - {name: SHOAL_PLATFORM, value: {{ .Values.platform | quote }}}
 {{- with .Values.spotLabels }}
@@ -123,7 +123,9 @@ nodeAffinity:
 {{- with .Values.spotTaints }}
 - {name: SHOAL_SPOT_TAINTS, value: {{ include "shoal.pairs" . | quote }}}
 {{- end }}
-- {name: SHOAL_NODE_SELECTOR, value: {{ include "shoal.pairs" .Values.trainer.nodeSelector | quote }}}
+{{- with .Values.trainer.nodeSelector }}
+- {name: SHOAL_NODE_SELECTOR, value: {{ include "shoal.pairs" . | quote }}}
+{{- end }}
 {{- end }}
 
 {{/* A map as key=value,key=value. */}}

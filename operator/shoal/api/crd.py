@@ -95,6 +95,10 @@ def structural(model: type[BaseModel]) -> Schema:
             result = {**result, "x-kubernetes-int-or-string": True}
         if result.get("type") == "object" and "properties" in result:
             result.pop("additionalProperties", None)
+        if not result.get("properties", True):
+            del result[
+                "properties"
+            ]  # the API server drops it, and Argo CD would call the CRD out of sync for ever
         return result
 
     schema: Schema = walk(root)
