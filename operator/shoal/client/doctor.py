@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
@@ -184,21 +184,26 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         yield Check("operator", "broken", "no Deployment has the label app.kubernetes.io/name=shoal",
                     "helm install shoal charts/shoal …; jobs wait until an operator runs")  # fmt: skip
     for each in cluster.deployments:
-        metadata, ready = each["metadata"], each.get("status", {}).get("readyReplicas", 0)
-        name = f"{metadata['namespace']}/{metadata['name']}"
-        wanted = each["spec"].get("replicas", 1)
-        state: Literal["ok", "broken", "warning"] = (
-            "broken" if not ready else "ok" if ready == wanted else "warning"
-        )
-        describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
-        help_ = "" if state == "ok" else describe
-        of = f", for the namespace {scope}" if (scope := _scope(each)) else ""
-        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
-        yield from _lease(cluster, metadata)
+        elsewhere = _scope(each) not in {"", cluster.namespace}
+        for check in (*_replicas(each), *_lease(cluster, each["metadata"])):
+            yield replace(check, state="warning") if elsewhere and check.state == "broken" else check
     scopes = {_scope(each) for each in cluster.deployments}
     if scopes and not scopes & {"", cluster.namespace}:
         yield Check("operator", "broken", f"no operator works for the namespace {cluster.namespace}",
                     f"submit jobs to {' or '.join(sorted(scopes))}, or set scope.namespace of a release")  # fmt: skip
+
+
+def _replicas(deployment: Json) -> Iterator[Check]:
+    metadata, ready = deployment["metadata"], deployment.get("status", {}).get("readyReplicas", 0)
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    wanted = deployment["spec"].get("replicas", 1)
+    state: Literal["ok", "broken", "warning"] = (
+        "broken" if not ready else "ok" if ready == wanted else "warning"
+    )
+    describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
+    help_ = "" if state == "ok" else describe
+    of = f", for the namespace {scope}" if (scope := _scope(deployment)) else ""
+    yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
 
 
 def _scope(deployment: Json) -> str:

@@ -114,6 +114,20 @@ def test_an_operator_of_this_namespace_is_enough() -> None:
     ]
 
 
+def test_a_broken_operator_of_another_namespace_breaks_nothing_here() -> None:
+    """It was told as broken, with exit code 1, to who asked about a namespace whose operator works."""
+    away = operator_of("other") | {"metadata": {"namespace": "theirs", "name": "shoal"}, "status": {}}
+    checks = diagnose(replace(GOOD, deployments=[away, operator_of("team")]))
+    assert [(each.name, each.state) for each in checks if each.state != "ok"] == [
+        ("operator", "warning"),
+        ("leader", "warning"),
+    ]
+    alone = diagnose(replace(GOOD, deployments=[away]))
+    assert [each.message for each in alone if each.state == "broken"] == [
+        "no operator works for the namespace team"
+    ]
+
+
 SCALED_TO_NONE = operator_of("") | {"status": {}}
 SCALED_TO_NONE["spec"]["replicas"] = 0
 AWAY = {"type": "Ready", "status": "Unknown"}
