@@ -20,8 +20,8 @@ from typing import IO, Any
 from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message, TerminationMessage
-from shoal_trainer.coordinator.protocol import LATE
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.snapshot.shard_file import Digest
 from shoal_trainer.snapshot.storage import Storage
 
@@ -70,8 +70,8 @@ class Artefacts:
         self._run, self._made_by = run, made_by
         self._lock = threading.Condition()
         self._writing: set[tuple[tuple[int, ...], str]] = set()
-        self._newest: dict[str, tuple[tuple[int, int], int]] = {}
-        """Of each file that is sent later: the worker, and the number of the newest copy that it began to send."""
+        self._newest: dict[tuple[Worker, str], int] = {}
+        """Of each worker and file that is sent later: the number of the newest copy that it began to send."""
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
 
@@ -86,7 +86,8 @@ class Artefacts:
         """Write one file of a task: below `model/` for the export, otherwise below `logs/`.
 
         `confirm` raises if the task was reassigned meanwhile: the file then replaces none. A file that is sent again,
-        because the answer was lost or late, is written once: it waits for the first, and is compared with it.
+        because the answer was lost or late, is written once: it waits for the first, and is compared with it. One of
+        kind "late" (`protocol.LATE`) is written again.
         """
         if kind == "export":
             target = f"{FOLDER}/{name}"
@@ -96,10 +97,8 @@ class Artefacts:
             target = name
         else:
             raise ProtocolError(f"the file {name!r} of this task is not below logs/")
-        digest = Digest(chunks)
-        with self._turn(
-            token[:1] if token[0] == LATE else token, name
-        ):  # copies in one turn, whatever their number
+        digest, late = Digest(chunks), kind == "late"
+        with self._turn(() if late else token, name):  # all copies in one turn, whatever their numbers
             known = next((file for file in self._files_of(token) if file.name == name), None)
             if known is None:
                 self._storage.write(target, digest, confirm)
@@ -108,7 +107,7 @@ class Artefacts:
                 confirm()
             sent = ModelFile(name=name, size=digest.size, sha256=digest.hex)
             with self._lock:
-                if token > self._token:
+                if token > self._token and not late:
                     self._token, self._files = token, {}
                 if known is not None and known != sent:
                     self._files.pop(name, None)
@@ -116,13 +115,12 @@ class Artefacts:
                 if token == self._token:
                     self._files[name] = sent
 
-    def check_newest(self, worker: tuple[int, int], number: int, name: str) -> None:
+    def check_newest(self, worker: Worker, number: int, name: str) -> None:
         """`Overtaken` if this worker has begun to send a newer copy of this file."""
         with self._lock:
-            sender, newest = self._newest.get(name, (worker, number))
-            if sender == worker and number < newest:
+            if number < self._newest.get((worker, name), number):
                 raise Overtaken(f"a newer copy of {name} follows")
-            self._newest[name] = worker, number
+            self._newest[worker, name] = number
 
     @contextlib.contextmanager
     def _turn(self, token: tuple[int, ...], name: str) -> Iterator[None]:

@@ -82,7 +82,6 @@ class Assigning:
             epoch=task.epoch,
             history=() if task.kind == "evaluate" else tuple(tasks.history[: task.epoch + 1]),
             learning_rate=tasks.learning_rate,
-            last=self._record.over,
         )
 
     def _lease(self, member: Member) -> LeaseMessage | None:

@@ -111,6 +111,8 @@ class Coordinator:
             if self.record.set_data(request.data, request.batch_size):
                 self.beginning.replay()
             assert self.record.ledger is not None
+            if request.unsent:  # before anybody else is let run callbacks
+                self.record.tasks.sends_later(request.worker, request.unsent, request.called)
             self.beginning.survived(request.known_samples)
             self.course.gathering.joined(request.slot)
             self.record.counters.wasted_steps += member.newly_wasted(request)
@@ -175,14 +177,22 @@ class Coordinator:
                 self._advance()
 
     def task_done(self, request: TaskDone) -> Task | None:
-        """Record the result of a task; None, without effect, if the task was reassigned."""
+        """Record the result of a task; None, without effect, if the task was reassigned.
+
+        `Unreachable` while the files of the last callbacks have yet to be sent: nobody would write them again, if their
+        worker were lost, and nothing else is to be done.
+        """
         with self.lock:
             self._contact(request.worker)
+            held = self.record.tasks.held(request.worker, request.token)
+            last = held is not None and held.kind == "callbacks" and (request.stop or self.record.over)
+            if last and self.record.tasks.sender is not None:
+                raise Unreachable("the storage has yet to take the files of the last callbacks")
             metrics = {n: v for n, v in request.metrics.items() if v is not None and math.isfinite(v)}
             task = self.record.tasks.done(request.token, metrics, self.clock(), request.learning_rate)
             if task is None:
                 return None
-            self.record.tasks.stored(request.files, request.left_out)
+            self.record.tasks.leave_out(request.left_out)
             if task.kind == "callbacks" and request.stop:
                 self.course.stop("a callback stopped training")
             if task.kind == "evaluate" and (
@@ -196,9 +206,11 @@ class Coordinator:
         """Files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
         with self.lock:
             tasks, member = self.record.tasks, self._contact(request.worker)
-            if member.left or not tasks.sends_later(request.worker, request.names):
+            if member.left or not tasks.sends_later(request.worker, request.names, request.called):
                 raise Overtaken("another worker runs the callbacks now")
-            tasks.stored((), request.left_out)
+            tasks.leave_out(request.left_out)
+            if not request.names:  # it has sent all, and a snapshot may say that they are lost
+                self.course.snapshot_soon()
 
     def sends_later(self, worker: Worker) -> bool:
         """Whether this worker may send files of callbacks that are done."""

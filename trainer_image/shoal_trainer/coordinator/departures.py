@@ -55,7 +55,5 @@ class Departures:
         member.state = state
         member.message = reason or member.message
         self._last_pushes.drop(worker)
-        if self._record.tasks.sender == worker:
-            unsent = ", ".join(sorted(self._record.tasks.unsent))
-            log.warning("files of callbacks are lost with worker %d-%d: %s", *worker, unsent)
-        self._record.tasks.release(worker)
+        if lost := self._record.tasks.release(worker):
+            log.warning("files of callbacks are lost with worker %d-%d: %s", *worker, ", ".join(lost))

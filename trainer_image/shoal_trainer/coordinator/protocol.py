@@ -182,6 +182,9 @@ class Join(WithWaste):
     number: int = Field(default=0, ge=0)
     """Grows with each request of this worker to join. One that a later one overtook is refused: its leases may be done.
     0: not counted."""
+    unsent: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
+    called: int | None = None
+    """See `UnsentFiles`, whose `names` are `unsent`."""
 
 
 class Equipment(NamedTuple):
@@ -237,8 +240,6 @@ class Assignment(Message):
     history: tuple[dict[str, float], ...] = ()
     learning_rate: float | None = None
     """For callbacks: the job's learning rate, if a callback has set it."""
-    last: bool = False
-    """Of a task: training is over, and waits for nothing."""
     seconds: float = 0.0
     message: str = ""
 
@@ -295,10 +296,12 @@ class TaskDone(Caller):
 class UnsentFiles(Caller):
     """The files of callbacks that this worker sends when the storage takes them; none once it has them all.
 
-    Said before the task is done, and again before each attempt to send them: the coordinator may be a new one.
+    Said before the task is done, and again before each attempt to send them: an answer may have been lost.
     """
 
     names: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
+    called: int | None = None
+    """The newest epoch whose callbacks this worker has run; None: unknown."""
     left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
     """See `TaskDone`."""
 

@@ -23,7 +23,6 @@ from shoal_trainer.coordinator.protocol import LATE, Diverged, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.coordinator.task_queue import Kind
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials
@@ -145,9 +144,9 @@ class CoordinatorService:
         """Write one file of a task, as long as this worker holds it, or may send it later."""
         worker = slot, incarnation
 
-        def check() -> Kind:
+        def check() -> str:
             if token[0] == LATE and self.coordinator.sends_later(worker):
-                kind: Kind = "callbacks"
+                kind = "late"
                 self.artefacts.check_newest(worker, token[1], name)
             elif (task := self.coordinator.held_task(worker, token)) is not None:
                 kind = task.kind
@@ -156,7 +155,11 @@ class CoordinatorService:
             self._check_not_replaced(exports=kind == "export")
             return kind
 
-        self.artefacts.receive(token, check(), name, chunks, check)
+        kind = check()
+        self.artefacts.receive(token, kind, name, chunks, check)
+        if kind == "callbacks":
+            with self.coordinator.lock:
+                self.coordinator.record.tasks.missing.pop(name, None)
 
     @contextlib.contextmanager
     def download(
@@ -166,7 +169,7 @@ class CoordinatorService:
         task = self.coordinator.held_task((slot, incarnation), token)
         if task is None or task.kind != "export":
             raise Overtaken("this worker does not hold the export")
-        if name in self.coordinator.record.tasks.lost:  # that of an earlier epoch may be there
+        if name in self.coordinator.record.tasks.missing:  # that of an earlier epoch may be there
             yield 0, io.BytesIO()
             return
         with self.artefacts.open(name) as found:

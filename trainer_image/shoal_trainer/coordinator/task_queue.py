@@ -7,7 +7,8 @@ it is there: it has made the callbacks, and what they know of the epochs before.
 
 A storage that takes no files would hold up the callbacks, and training with them. So callbacks are done once their
 result is known: their worker sends the files later. Until then all tasks are its own, so that it replaces no file of
-another worker by an older one, and the export waits. If it is lost, so are these files, which is told.
+another worker by an older one, and the export waits. If it is lost, so are these files, which is told; so it is where
+a snapshot is all that is left.
 """
 
 from __future__ import annotations
@@ -51,13 +52,8 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     caller: Worker | None = None
     """The worker that ran the last callbacks, until it is lost."""
-    sender: Worker | None = None
-    """The worker that has the `unsent` files of callbacks that are done, until it has sent them or is lost."""
-    unsent: frozenset[str] = frozenset()
-    lost: set[str] = field(default_factory=set)
-    """Files that were lost with such a worker, and were not stored since."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Files that the storage can never have, and why."""
+    missing: dict[str, Worker | str] = field(default_factory=dict)
+    """Files of callbacks: the worker that sends it later, or why it never comes; "": it went with its worker."""
     reserved_until: float = 0.0
     """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
@@ -99,6 +95,11 @@ class Tasks:
     def holder(self) -> Worker | None:
         """The worker that runs a task now."""
         return self.queue[0].holder if self.queue else None
+
+    @property
+    def sender(self) -> Worker | None:
+        """The worker that sends files of callbacks later, until it has sent them or is lost."""
+        return next((who for who in self.missing.values() if not isinstance(who, str)), None)
 
     @property
     def lagging(self) -> bool:
@@ -173,32 +174,39 @@ class Tasks:
         self.exported = self.exported or task.kind == "export"
         return task
 
-    def sends_later(self, worker: Worker, names: Iterable[str]) -> bool:
-        """This worker has yet to send these files of callbacks, none: it has sent all. False if others follow it."""
-        unsent = frozenset(names)
+    def sends_later(self, worker: Worker, names: Iterable[str], called: int | None = None) -> bool:
+        """This worker has yet to send these files of callbacks, and no others. False if others follow it.
+
+        `called`: the newest epoch whose callbacks it has run; None: unknown.
+        """
         first = self.queue[0] if self.queue else None
         holder = first.holder if first is not None and first.kind != "evaluate" else None
-        if not {self.sender, holder or self.caller} <= {None, worker}:
-            self.lost |= unsent - self.unsent
+        overtaken = self.sender is None and called is not None and called < len(self.complete()) - 1
+        if overtaken or not {self.sender, holder or self.caller} <= {None, worker}:
+            self.missing = {**dict.fromkeys(names, ""), **self.missing}
             return False
-        self.sender, self.unsent = worker if unsent else None, unsent
-        self.lost -= unsent
+        others = {name: who for name, who in self.missing.items() if who != worker}
+        self.missing = {**others, **dict.fromkeys(names, worker)}
         return True
 
-    def stored(self, names: Iterable[str], left_out: Mapping[str, str]) -> None:
-        """These files are in the storage, and those are not, because it can never have them."""
-        for name in names:
-            self.lost.discard(name)
-            self.left_out.pop(name, None)
-        self.left_out.update(left_out)
+    def leave_out(self, names: Mapping[str, str]) -> None:
+        """These files never come, because the storage can never have them or they are lost, unless they do later."""
+        self.missing |= {
+            name: why for name, why in names.items() if isinstance(self.missing.get(name, ""), str)
+        }
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The missing files that never come although their worker is there, and why."""
+        return {name: why for name, why in self.missing.items() if isinstance(why, str) and why}
 
     @property
     def lacking(self) -> str:
-        """Which files of callbacks the storage lacks, in words; "" if none is known."""
+        """Which files of callbacks the storage will lack, in words; "" if none is known."""
         said = [f"{name} is left out: {why}" for name, why in islice(self.left_out.items(), NAMED)]
-        if self.lost:
-            more = f" and {len(self.lost) - NAMED} more" if len(self.lost) > NAMED else ""
-            names = ", ".join(sorted(self.lost)[:NAMED])
+        if lost := sorted(name for name, why in self.missing.items() if why == ""):
+            more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+            names = ", ".join(lost[:NAMED])
             said.append(
                 f"{names}{more} went with the worker that had written them, before the storage took them"
             )
@@ -213,7 +221,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
-        self.lost, self.left_out = set(), {}  # of the other run's folder
+        self.missing = {}  # of the other run's folder
         self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
@@ -224,11 +232,10 @@ class Tasks:
         """Whether the export is queued or done."""
         return self.exported or any(task.kind == "export" for task in self.queue)
 
-    def release(self, worker: Worker) -> None:
-        """Release the tasks of this worker. The files that it has yet to send are lost."""
-        if self.sender == worker:
-            self.lost |= self.unsent
-            self.sender, self.unsent = None, frozenset()
+    def release(self, worker: Worker) -> list[str]:
+        """Release the tasks of this worker; returns the files that it has yet to send, which are lost."""
+        lost = sorted(name for name, who in self.missing.items() if who == worker)
+        self.missing |= dict.fromkeys(lost, "")
         if self.evaluator == worker:
             self.evaluator = None
         if self.caller == worker:
@@ -236,16 +243,17 @@ class Tasks:
         for task in self.queue:
             if task.holder == worker:
                 task.holder = None
+        return lost
 
     def dump(self) -> dict[str, Any]:
-        """As JSON, without the holders: their tokens end with this process."""
+        """As JSON, without the holders, whose tokens end with this process, and without who sends files later."""
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": list(self.history),
             "evaluated": self.evaluated,
             "learningRate": self.learning_rate,
-            "lost": sorted(self.lost),
-            "leftOut": dict(self.left_out),
+            "lost": sorted(self.missing.keys() - self.left_out.keys()),
+            "leftOut": self.left_out,
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -255,8 +263,8 @@ class Tasks:
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])
-        # A snapshot of an earlier version has none of these. What is known of files is as true after a rollback.
-        self.lost |= {str(name) for name in saved.get("lost", ())} - self.unsent
-        self.left_out |= {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
+        # A snapshot of an earlier version has none of these. What workers have said since it was taken is as true.
+        left_out = {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
+        self.missing = {**dict.fromkeys(map(str, saved.get("lost", ())), ""), **left_out, **self.missing}
         rate = saved.get("learningRate")
         self.learning_rate = None if rate is None else float(rate)

@@ -93,6 +93,8 @@ class ControlPlane:
         """Size and modification time (ns) of each file that is uploaded, or will be by `_late`."""
         self._left_out: dict[str, str] = {}
         """The files of callbacks that the storage lacks, though none waits for it, and why."""
+        self._called: int | None = None
+        """The newest epoch whose callbacks this worker has run."""
         self._late = LateFiles(self)
         self._joined = threading.Event()
         self._finished = False
@@ -112,6 +114,7 @@ class ControlPlane:
 
     def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
         """Join, or join again with the leases of this worker."""
+        unsent = tuple(self._late.copies)
         request = Join(
             **self._client.identity,
             data=self._data,
@@ -123,8 +126,12 @@ class ControlPlane:
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
             known_samples=wasted.known_samples,
+            unsent=unsent,
+            called=self._called,
         )
         joined = self._client.join(request)
+        if unsent:  # some may have arrived before this request did
+            self._late.wake()
         self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
@@ -176,48 +183,45 @@ class ControlPlane:
         """Upload the new and changed files, then send the result.
 
         An export uploads all files, because the model's manifest lists only files with the task's token. Files of
-        callbacks that the storage does not take now follow later, unless training has ended or `stop`s now.
+        callbacks that the storage does not take now follow later.
         """
-        waits = work.kind == "export" or (work.kind == "callbacks" and (work.last or stop))
+        if work.kind == "callbacks":
+            self._called = work.epoch
         done = TaskDone(
             **self._client.identity,
             token=work.token,
             metrics=dict(metrics),
-            files=self._upload(work, files, waits=waits),
+            files=self._upload(work, files),
             left_out=dict(self._left_out),
             stop=stop,
             message=message[:MAX_TEXT],
             learning_rate=learning_rate,
         )
-        self._client.send(done)
+        try:
+            self._client.send(done)
+        except Unreachable as error:  # it may wait for the files
+            raise self._late.trouble or error from None
 
-    def _upload(self, work: TaskWork, files: Mapping[str, Path], *, waits: bool) -> tuple[str, ...]:
-        """Upload what is new or has changed; returns what arrived. `waits`: until all of it has."""
-        changed, sent = dict[str, tuple[int, int]](), list[str]()
+    def _upload(self, work: TaskWork, files: Mapping[str, Path]) -> tuple[str, ...]:
+        """Upload what is new or has changed; returns what arrived."""
+        exports, sent, late = work.kind == "export", list[str](), dict[str, tuple[int, int]]()
+        trouble = None if exports else self._late.trouble
         for name, path in files.items():
             found = path.stat()  # before the upload, so that a later write is uploaded with the next task
             state = found.st_size, found.st_mtime_ns
-            if work.kind == "export" or self._uploaded.get(name) != state:
-                changed[name] = state
-        trouble = self._late.trouble
-        if trouble is not None and waits:
-            raise trouble
-        for name, state in list(changed.items()):
-            if trouble is not None:
-                break
+            if not exports and self._uploaded.get(name) == state:
+                continue
             try:
-                if self.uploaded(work.token, name, files[name], leaves_out=work.kind != "export"):
+                if trouble is None and self.uploaded(work.token, name, path, leaves_out=not exports):
                     sent.append(name)
             except Unreachable as error:
-                if waits:
+                if exports:
                     raise
                 trouble = error
-            else:
-                self._uploaded[name] = state
-                del changed[name]
-        if trouble is not None and changed:
-            self._late.add({name: files[name] for name in changed}, trouble)
-            self._uploaded |= changed
+            (self._uploaded if trouble is None else late)[name] = state
+        if trouble is not None and late:
+            self._late.add({name: files[name] for name in late}, trouble)
+            self._uploaded |= late
         return tuple(sent)
 
     def uploaded(self, token: Token, name: str, path: Path, *, leaves_out: bool = True) -> bool:
@@ -243,8 +247,8 @@ class ControlPlane:
 
     def announce(self, names: Iterable[str]) -> None:
         """Say which files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
-        said = UnsentFiles(**self._client.identity, names=tuple(sorted(names)), left_out=dict(self._left_out))
-        self._client.send(said)
+        said = {"names": tuple(names), "called": self._called, "left_out": dict(self._left_out)}
+        self._client.send(UnsentFiles(**self._client.identity, **said))
 
     def forget(self, names: Iterable[str]) -> None:
         """These files were not sent: the next callbacks of this worker upload them again."""
@@ -365,14 +369,8 @@ def _work(assignment: Assignment, generation: int) -> Work:
         positions = (lease.epoch, lease.start, lease.stop, lease.file, lease.number)
         return DataWork(lease.token, *positions, generation)
     if assignment.kind == "task" and assignment.task is not None:
-        return TaskWork(
-            assignment.token,
-            assignment.task,
-            assignment.epoch,
-            assignment.history,
-            assignment.learning_rate,
-            assignment.last,
-        )
+        known = assignment.epoch, assignment.history, assignment.learning_rate
+        return TaskWork(assignment.token, assignment.task, *known)
     if assignment.kind == "finished":
         return Finished(assignment.message)
     return Idle(assignment.seconds)

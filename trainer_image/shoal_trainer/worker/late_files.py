@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -25,6 +24,10 @@ from shoal_trainer.retry import Backoff
 from shoal_trainer.worker.work import About, StatusText, Token
 
 log = logging.getLogger(__name__)
+
+
+LOST = {errno.ENOENT, errno.EIO}
+"""A copy was deleted by others, or the disk cannot read it."""
 
 
 class Plane(Protocol):
@@ -54,9 +57,8 @@ class LateFiles(Background):
         self._plane = plane
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        self._copies: dict[str, Path] = {}
-        self._announced = False
-        """Whether the coordinator may wait for files of this worker."""
+        self.copies: dict[str, Path] = {}
+        """Of the files that wait, in the order in which they are sent."""
         self._numbers = itertools.count()
         self._trouble = Unreachable("files of callbacks wait for the storage")
         self._backoff = Backoff()
@@ -64,7 +66,7 @@ class LateFiles(Background):
     @property
     def trouble(self) -> Unreachable | None:
         """Why files wait; None if there are none."""
-        return self._trouble if self._copies else None
+        return self._trouble if self.copies else None
 
     def add(self, files: Mapping[str, Path], trouble: Unreachable) -> None:
         """Take copies of these files, which replace those of an earlier epoch, and send them later.
@@ -72,11 +74,18 @@ class LateFiles(Background):
         Raises `trouble` if there is no room for them, or the coordinator is of a version that does not wait for them.
         """
         with self._lock:
+            self._folder = self._folder or Path(tempfile.mkdtemp(prefix="shoal-late-"))
+            self._folder.mkdir(mode=0o700, exist_ok=True)  # others may have deleted it
+            held = sum(copy.stat().st_size for copy in self._folder.iterdir())
+            more = sum(path.stat().st_size for path in files.values())
+            if 2 * (held + more) > held + shutil.disk_usage(self._folder).free:
+                raise trouble
             copies = dict[str, Path]()
             try:
-                self._announce({*self._copies, *files})
+                self._plane.announce({*self.copies, *files})
                 for name, path in files.items():
-                    copies[name] = self._copy(path)
+                    copies[name] = self._folder / str(next(self._numbers))
+                    shutil.copyfile(path, copies[name])
             except BaseException as error:
                 _remove(copies.values())
                 self.wake()  # to tell the coordinator that these files do not come
@@ -85,62 +94,37 @@ class LateFiles(Background):
                 ):
                     raise trouble from error
                 raise
-            if not self._copies:
+            if not self.copies:
                 log.warning("training goes on, and files of callbacks wait for the storage: %s", trouble)
             self._trouble = trouble
-            _remove(self._copies[name] for name in copies if name in self._copies)
-            self._copies |= copies
+            _remove(self.copies[name] for name in copies if name in self.copies)
+            self.copies = {n: copies[n] for n in copies if n not in self.copies} | self.copies | copies
         self.wake()
 
     def close(self) -> None:
         """End, and delete the copies."""
         self.stop()
         with self._lock:
-            if self._copies:
+            if self.copies:
                 log.warning(
-                    "files of callbacks are lost with this worker: %s", ", ".join(sorted(self._copies))
+                    "files of callbacks are lost with this worker: %s", ", ".join(sorted(self.copies))
                 )
-            self._copies.clear()
+            self.copies = {}
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _copy(self, path: Path) -> Path:
-        """Raises an error for which `has_no_room` is true if all copies would take more than half of what is free."""
-        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="shoal-late-"))
-        held = sum(copy.stat().st_size for copy in self._folder.iterdir())
-        if 2 * (held + path.stat().st_size) > held + shutil.disk_usage(self._folder).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
-        copy = self._folder / str(next(self._numbers))
-        try:
-            shutil.copyfile(path, copy)
-        except BaseException:
-            _remove([copy])
-            raise
-        return copy
-
-    def _announce(self, names: Iterable[str]) -> None:
-        """Call it under the lock, so that the coordinator hears of no older state later."""
-        names = list(names)
-        if names or self._announced:
-            self._announced = True
-            self._plane.announce(names)
-            self._announced = bool(names)
+    def _next(self) -> list[tuple[str, Path]]:
+        """Tell which files come; returns those to send before it is told again: of many a sixteenth, for its cost."""
+        with self._lock:  # so that the coordinator hears of no older state later
+            self._plane.announce(self.copies)
+            return list(self.copies.items())[: 1 + len(self.copies) // 16]
 
     def _send(self) -> float | None:
-        """One attempt to send all, with pauses after one that fails."""
+        """One attempt to send all, until one fails. Then there is a pause, and what failed comes last."""
         try:
-            while True:
-                with self._lock:
-                    self._announce(self._copies)
-                    if not self._copies:
-                        break
-                    name, copy = next(iter(self._copies.items()))
-                try:
-                    self._plane.uploaded((LATE, int(copy.name)), name, copy)
-                except FileNotFoundError:
-                    self._gone(name, copy)
-                else:
-                    self._done(name, copy)
+            while waiting := self._next():
+                for name, copy in waiting:
+                    self._send_one(name, copy)
         except Overtaken as error:
             self._drop(error)
         except Unreachable as error:
@@ -154,28 +138,35 @@ class LateFiles(Background):
         self._plane.set_message("", About.FILES)
         return None
 
-    def _done(self, name: str, copy: Path) -> None:
+    def _send_one(self, name: str, copy: Path) -> None:
+        lost = None
+        try:
+            self._plane.uploaded((LATE, int(copy.name)), name, copy)
+        except Unreachable:
+            with self._lock:
+                order = sorted(self.copies, key=name.__eq__)
+                self.copies = {each: self.copies[each] for each in order}
+            raise
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            lost = error
         with self._lock:
-            if self._copies.get(name) == copy:
-                _remove([self._copies.pop(name)])
-
-    def _gone(self, name: str, copy: Path) -> None:
-        """There is no such copy: it was replaced just now, or deleted by others."""
-        with self._lock:
-            if self._copies.get(name) == copy:
-                del self._copies[name]
-                self._plane.leave_out(name, "its copy was deleted from the disk of the worker")
+            if self.copies.get(name) != copy:  # it was replaced just now
+                return
+            if lost is not None:
+                self._plane.leave_out(name, f"its copy on the disk of the worker is lost: {lost.strerror}")
                 self._plane.forget([name])
+            _remove([self.copies.pop(name)])
 
     def _drop(self, error: Overtaken) -> None:
         """Others run the callbacks now, and have written files of these names, or will."""
         with self._lock:
-            if self._copies:
-                log.warning("files of callbacks are lost: %s: %s", ", ".join(sorted(self._copies)), error)
-            self._plane.forget(self._copies)
-            _remove(self._copies.values())
-            self._copies.clear()
-            self._announced = False
+            if self.copies:
+                log.warning("files of callbacks are lost: %s: %s", ", ".join(sorted(self.copies)), error)
+            self._plane.forget(self.copies)
+            _remove(self.copies.values())
+            self.copies = {}
 
 
 def _remove(copies: Iterable[Path]) -> None:

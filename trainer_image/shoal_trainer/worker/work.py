@@ -49,8 +49,6 @@ class TaskWork:
     epoch: int = 0
     history: tuple[dict[str, float], ...] = ()
     learning_rate: float | None = None
-    last: bool = False
-    """Training is over, so nothing waits for this task but the end of the job."""
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,22 @@
 
 import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator import artefacts, report
-from shoal_trainer.coordinator.protocol import LATE, DataSpec, Join, Leave, TaskDone, UnsentFiles
+from shoal_trainer.coordinator.protocol import LATE, DataSpec, Leave, TaskDone, UnsentFiles
 from shoal_trainer.errors import BadName, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Held, Progress, PushMeta
 from shoal_trainer.worker.coordination import ControlPlane
-from shoal_trainer.worker.work import About, TaskWork
+from shoal_trainer.worker.late_files import LateFiles
+from shoal_trainer.worker.work import About, TaskWork, Wasted
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.test_serve import MODEL, config
@@ -35,6 +37,10 @@ class Line:
     def upload(self, token, name, path):
         self.cluster.service.upload(self.slot, 0, token, name, iter([path.read_bytes()]))
 
+    def join(self, request):
+        data = {"data": self.cluster.data, "batch_size": 2}
+        return self.cluster.service.coordinator.join(request.model_copy(update=data))
+
     def send(self, request):
         if self.old and isinstance(request, UnsentFiles):
             raise ProtocolError("unknown path /v1/unsent-files")
@@ -46,23 +52,24 @@ class Line:
 
 
 class Cluster:
-    """Parameter server 0 of a job with callbacks, and two workers; its volume is full while `full`."""
+    """Parameter server 0 of a job with callbacks, and two workers. The volume is `full`, or so for `refused` names."""
 
     def __init__(self, tmp_path, monkeypatch, *, validation=False):
         self.tmp_path, self.full, self.seq = tmp_path, False, {}
-        self.server, self.validation = None, validation
+        self.server, self.validation, self.refused = None, validation, ()
+        self.data = DataSpec(size=8, callbacks=True, validation=validation)
         write = LocalStorage.write
 
         def attempt(storage, name, chunks, *confirm):
-            if self.full:
+            if self.full or name.endswith(self.refused):
                 raise Unreachable(FULL)
             write(storage, name, chunks, *confirm)
 
         monkeypatch.setattr(LocalStorage, "write", attempt)
-        self.start()
         self.folder = tmp_path / "callbacks"
         self.folder.mkdir()
-        self.planes = [self.plane(slot) for slot in (0, 1)]
+        self.planes = []
+        self.start()
 
     @property
     def service(self):
@@ -81,12 +88,14 @@ class Cluster:
         if before is not None:
             shard.restore(before.shard.copy())
             self.service.coordinator.load(before.service.coordinator.record.dump())
-        for slot in (0, 1):
+            with shard.lock:
+                shard._become_ready()  # the snapshot is as new as any copy
+        self.planes = self.planes or [self.plane(slot) for slot in (0, 1)]
+        for slot, plane in enumerate(self.planes):
             shard.workers.connect(slot, 0)
             if shard.hello(slot, 0, MODEL, Held()).wants_copy:
                 shard.offer(slot, 0, aligned(shard.size))
-            data = DataSpec(size=8, callbacks=True, validation=self.validation)
-            self.service.coordinator.join(Join(slot=slot, incarnation=0, data=data, batch_size=2))
+            plane.join({}, Wasted())
 
     def plane(self, slot):
         settings = RuntimeConfig(
@@ -118,7 +127,7 @@ class Cluster:
         """Run the callbacks: they write these files, with `.` for `__`."""
         for name, text in files.items():
             (self.folder / name.replace("__", ".")).write_text(text)
-        task = TaskWork(work.token, work.task, work.epoch, work.history, work.learning_rate, work.last)
+        task = TaskWork(work.token, work.task, work.epoch, work.history, work.learning_rate)
         written = {f"logs/{path.name}": path for path in sorted(self.folder.iterdir())}
         self.planes[slot].task_done(task, {}, written, stop=stop, message="")
 
@@ -129,12 +138,15 @@ class Cluster:
         storage = self.server._storage
         return {name: storage.read(f"logs/{name}").decode() for name in storage.names("logs")}
 
+    def work(self, slot):
+        """What this worker gets once both have trained all."""
+        while (work := self.train(slot)).kind == "idle":
+            self.train(1 - slot)
+        return work
+
     def epoch(self, **files):
         """One epoch of both workers, whose callbacks write these files on worker 0."""
-        work = self.train(0)
-        if work.kind == "idle":
-            self.train(1)
-            work = self.train(0)
+        work = self.work(0)
         if self.validation:
             assert (work.kind, work.task) == ("task", "evaluate")
             evaluation = TaskWork(work.token, "evaluate", work.epoch)
@@ -171,17 +183,17 @@ def test_the_files_follow_as_they_were_written_and_the_export_waits_for_them(clu
         cluster.epoch(log__csv="row\n" * (epoch + 1), **{f"{epoch}__keras": f"model {epoch}"})
         (cluster.folder / f"{epoch}.keras").unlink()  # as callbacks of Keras do before the next epoch
     last = cluster.train(0)
-    assert last.last
+    assert last.task == "callbacks"
     with pytest.raises(Unreachable, match="No space left"):
         cluster.call(last, log__csv="row\n" * EPOCHS)
     assert cluster.stored() == {"log.csv": "1\n"}
     assert cluster.train(1).kind == "idle"
+    assert cluster.tasks.holder == (0, 0)
     cluster.full = False
     cluster.send()
     assert cluster.tasks.sender is None
-    assert cluster.stored() == {"log.csv": "row\n" * (EPOCHS - 1), "1.keras": "model 1", "2.keras": "model 2"}
+    assert cluster.stored() == {"log.csv": "row\n" * EPOCHS, "1.keras": "model 1", "2.keras": "model 2"}
     cluster.call(last)
-    assert cluster.stored()["log.csv"] == "row\n" * EPOCHS
     assert cluster.train(1).task == "export"
     assert report.succeeded(cluster.service.coordinator).message == "all epochs are complete"
 
@@ -203,7 +215,7 @@ def test_an_older_copy_never_replaces_a_newer_one(cluster, monkeypatch):
     cluster.full, copies = True, []
     for text in ("1", "2"):
         cluster.epoch(best__keras=text)
-        copies.append((LATE, int(cluster.planes[0]._late._copies["logs/best.keras"].name)))
+        copies.append((LATE, int(cluster.planes[0]._late.copies["logs/best.keras"].name)))
     cluster.full, upload = False, partial(cluster.service.upload, 0, 0)
 
     def slow():
@@ -262,9 +274,9 @@ def test_files_that_are_lost_with_their_worker_are_told_until_they_are_written_a
     )
     assert report.succeeded(cluster.service.coordinator).message.startswith(expected)
     saved = cluster.tasks.dump()
-    cluster.tasks.lost.clear()
+    cluster.tasks.missing.clear()
     cluster.tasks.load(saved)
-    assert cluster.tasks.lost == {"logs/best.keras"}
+    assert cluster.tasks.missing == {"logs/best.keras": ""}
 
 
 def test_the_best_weights_of_an_earlier_epoch_are_not_taken_for_those_that_were_lost(cluster):
@@ -282,21 +294,10 @@ def test_the_best_weights_of_an_earlier_epoch_are_not_taken_for_those_that_were_
         assert size == 0
 
 
-def test_a_new_parameter_server_hears_of_the_files_again(cluster):
-    cluster.full = True
-    cluster.epoch(log__csv="1\n")
-    cluster.start()
-    assert cluster.tasks.sender is None
-    cluster.full = False
-    cluster.send()
-    assert cluster.stored() == {"log.csv": "1\n"}
-    assert cluster.tasks.sender is None
-
-
 def test_files_that_others_follow_are_dropped_and_written_anew_by_the_next_callbacks(cluster):
     cluster.full = True
     cluster.epoch(log__csv="1\n")
-    cluster.tasks.sender = cluster.tasks.caller = None  # a new process knows neither
+    cluster.tasks.release((0, 0))  # a new process knows of neither files nor who ran callbacks
     cluster.full = False
     cluster.call(cluster.train(1), slot=1, log__csv="1\n2\n")
     cluster.send()
@@ -349,12 +350,15 @@ def test_a_copy_that_was_deleted_is_left_out_and_told_until_it_is_written_again(
         upload(*call)
 
     monkeypatch.setattr(line, "upload", counted)
-    late._copies["logs/log.csv"].unlink()
+    late.copies["logs/log.csv"].unlink()
     cluster.full = False
     cluster.send()
     assert cluster.stored() == {"best.keras": "best"}
     assert cluster.tasks.sender is None
-    assert "logs/log.csv is left out: its copy was deleted" in cluster.tasks.lacking
+    assert (
+        "logs/log.csv is left out: its copy on the disk of the worker is lost: No such file"
+        in cluster.tasks.lacking
+    )
     cluster.epoch()
     assert cluster.stored() == {"log.csv": "1", "best.keras": "best"}
     assert cluster.tasks.lacking == ""
@@ -435,3 +439,245 @@ def test_the_message_of_files_comes_last(cluster):
     plane.set_message("files wait", About.FILES)
     plane.set_message("a step takes long", About.STEP)
     assert plane._message_text() == "a step takes long"
+
+
+def exported(cluster, slot):
+    """What the export gets as the best weights, after all callbacks that are left, which write nothing."""
+    for path in cluster.folder.iterdir():
+        path.unlink()
+    while (work := cluster.work(slot)).task != "export":
+        cluster.call(work, slot=slot)
+    with cluster.service.download(slot, 0, work.token, "logs/best_weights.npz") as (_, content):
+        return content.read()
+
+
+LOST = "logs/best_weights.npz went with the worker that had written them"
+
+
+def test_files_that_wait_when_all_pods_end_are_told_by_the_job_that_resumes(cluster):
+    """The copies end with their worker, and the snapshot is what is left. The storage has older best weights."""
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = True
+    cluster.epoch(best_weights__npz="2")
+    cluster.full = False
+    cluster.planes[0].close()
+    cluster.planes[0] = cluster.plane(0)
+    cluster.start()
+    assert LOST in report.status(cluster.service.coordinator).message
+    assert exported(cluster, 1) == b""
+    assert LOST in report.succeeded(cluster.service.coordinator).message
+
+
+def test_a_snapshot_names_the_files_that_wait_as_the_version_before_reads_it(cluster):
+    cluster.full = True
+    cluster.epoch(log__csv="1\n", best__keras="1")
+    saved = cluster.tasks.dump()
+    assert (saved["lost"], saved["leftOut"]) == (["logs/best.keras", "logs/log.csv"], {})
+
+
+def test_a_rollback_does_not_tell_of_files_that_were_stored_since_the_snapshot(cluster):
+    cluster.full = True
+    cluster.epoch(log__csv="1\n")
+    saved = cluster.service.coordinator.record.dump()
+    cluster.full = False
+    cluster.send()
+    cluster.service.coordinator.record.rewind(saved)
+    assert cluster.tasks.lacking == ""
+
+
+def test_a_snapshot_follows_when_the_last_file_is_stored(cluster, monkeypatch):
+    """The one before it tells that these files are lost, which a new parameter server would believe."""
+    asked = []
+    monkeypatch.setattr(
+        cluster.service.coordinator.course, "snapshot_soon", lambda: asked.append(cluster.stored())
+    )
+    cluster.full = True
+    cluster.epoch(log__csv="1\n", best__keras="1")
+    cluster.full = False
+    cluster.send()
+    assert asked == [{"log.csv": "1\n", "best.keras": "1"}]
+
+
+@pytest.mark.parametrize("cluster", [True], indirect=True, ids=["with validation"])
+def test_the_last_evaluation_waits_for_no_file(cluster):
+    cluster.full = True
+    for epoch in range(EPOCHS - 1):
+        cluster.epoch(log__csv=f"{epoch}")
+    with pytest.raises(Unreachable, match="No space left"):
+        cluster.epoch(log__csv="1\n")
+    assert (cluster.tasks.queue[0].kind, cluster.tasks.holder) == ("callbacks", (0, 0))
+    assert "val_loss" in cluster.tasks.history[-1]
+
+
+def test_what_no_message_told_is_lost_until_its_worker_is_heard(cluster):
+    """A worker of an earlier version says it before it sends the files, and nothing as it joins."""
+    cluster.full = True
+    cluster.epoch(log__csv="1\n")
+    cluster.tasks.release((0, 0))
+    assert cluster.tasks.lacking
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"log.csv": "1\n"}
+    assert cluster.tasks.lacking == ""
+
+
+@pytest.mark.parametrize("refused", ["large.keras", "small.csv"])
+def test_a_file_that_the_storage_refuses_holds_back_no_other(cluster, refused):
+    """A checkpoint that does not fit, or a name that only its owner may write."""
+    cluster.refused = (refused,)
+    files = {"large.keras": "x" * 100, "log.csv": "1\n", "small.csv": ""}
+    cluster.epoch(**{name.replace(".", "__"): text for name, text in files.items()})
+    cluster.send()
+    cluster.send()
+    expected = {name: text for name, text in files.items() if name != refused}
+    assert cluster.stored() == expected
+    cluster.epoch(log__csv="1\n2\n")
+    cluster.send()
+    assert cluster.stored() == expected | {"log.csv": "1\n2\n"}
+    assert cluster.train(1).kind == "idle", "the export waits for the last one"
+    cluster.refused = ()
+    cluster.send()
+    assert cluster.stored()[refused] == files[refused]
+    assert cluster.tasks.sender is None
+
+
+def test_a_storage_that_takes_nothing_is_sent_one_file_in_each_attempt(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(a="1", b="22", c="333")
+    sent, line = [], cluster.planes[0]._client
+    upload = line.upload
+    monkeypatch.setattr(line, "upload", lambda *call: (sent.append(call[1]), upload(*call)))
+    for _ in range(4):
+        cluster.send()
+    assert sent == ["logs/a", "logs/b", "logs/c", "logs/a"]
+
+
+def test_a_new_parameter_server_hears_of_the_files_before_it_lets_others_run_callbacks(cluster):
+    """Whoever asks first; the pause between two attempts to send the files may be long."""
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = True
+    cluster.epoch(best_weights__npz="2")
+    cluster.full = False
+    cluster.start()
+    assert cluster.train(1).kind == "idle"
+    cluster.send()
+    assert cluster.stored() == {"best_weights.npz": "2"}
+    assert exported(cluster, 0) == b"2"
+    assert cluster.tasks.lacking == ""
+
+
+def test_lost_best_weights_are_not_taken_from_an_earlier_epoch_when_the_copy_was_deleted(cluster):
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = True
+    cluster.epoch(best_weights__npz="2")
+    cluster.planes[0]._late.copies["logs/best_weights.npz"].unlink()
+    cluster.full = False
+    cluster.send()
+    assert exported(cluster, 0) == b""
+
+
+def test_a_file_that_was_left_out_and_follows_later_is_told_no_more(cluster):
+    cluster.full = True
+    cluster.epoch(log__csv="1")
+    cluster.planes[0]._late.copies["logs/log.csv"].unlink()
+    cluster.full = False
+    cluster.send()
+    assert cluster.tasks.lacking
+    cluster.full = True
+    cluster.epoch(log__csv="12")
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"log.csv": "12"}
+    assert cluster.tasks.lacking == ""
+
+
+def test_a_folder_of_copies_that_was_deleted_is_made_again(cluster):
+    cluster.full = True
+    cluster.epoch(log__csv="1")
+    shutil.rmtree(cluster.planes[0]._late._folder)
+    cluster.epoch(log__csv="12")
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"log.csv": "12"}
+
+
+def test_many_files_are_named_a_few_times_each_and_no_copy_is_measured_again(cluster, tmp_path, monkeypatch):
+    told, measured = [], []
+    plane = SimpleNamespace(
+        announce=told.extend,
+        uploaded=lambda *_: True,
+        set_message=lambda *_: None,
+    )
+    late, count = LateFiles(plane), 300
+    files = {f"logs/{number}": tmp_path / str(number) for number in range(count)}
+    for path in files.values():
+        path.touch()
+    stat = Path.stat
+
+    def counted(path, **options):
+        measured.append(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", counted)
+    late.add(files, Unreachable(FULL))
+    assert len(measured) < 10 * count
+    late._send()
+    late.close()
+    assert len(told) < 20 * count
+
+
+def test_a_wait_for_room_on_the_disk_writes_nothing(cluster, monkeypatch):
+    copied, copy = [], shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda *paths: (copied.append(paths), copy(*paths)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20))
+    cluster.full = True
+    work = cluster.train(0)
+    with pytest.raises(Unreachable):
+        cluster.call(work, a="x" * 9, b="y" * 9)
+    assert copied == []
+
+
+def test_of_two_workers_with_copies_the_one_of_the_newer_epoch_sends_them(cluster):
+    """Two new parameter servers in a row, and a worker that the first of them did not hear of before it went on."""
+    cluster.full = True
+    cluster.epoch(log__csv="1\n")
+    cluster.tasks.release((0, 0))
+    cluster.call(cluster.work(1), slot=1, log__csv="1\n2\n")
+    cluster.start()
+    cluster.full = False
+    cluster.send(0)
+    cluster.send(1)
+    cluster.send(0)
+    assert cluster.stored() == {"log.csv": "1\n2\n"}
+    assert cluster.tasks.lacking == ""
+    cluster.start()
+
+
+def test_copies_of_two_workers_are_not_taken_for_the_same(cluster):
+    """A new process numbers its tasks anew, and each worker its copies."""
+    for slot, text in enumerate("12"):
+        assert cluster.tasks.sends_later((slot, 0), ["logs/log.csv"])
+        cluster.service.upload(slot, 0, (LATE, 0), "logs/log.csv", iter([text.encode()]))
+        assert cluster.stored() == {"log.csv": text}
+        cluster.tasks.release((slot, 0))
+
+
+def test_after_the_end_of_training_callbacks_wait_and_one_refused_file_holds_back_no_other(cluster):
+    """Nobody would write these files again, if they were lost with their worker. While it waits, the next one does."""
+    for _ in range(EPOCHS - 1):
+        cluster.epoch()
+    cluster.refused = ("best.keras",)
+    last = cluster.train(0)
+    assert last.task == "callbacks"
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="No space left"):
+            cluster.call(last, log__csv="1\n", best__keras="best")
+        cluster.send()
+    assert cluster.stored() == {"log.csv": "1\n"}
+    cluster.planes[0]._client.send(Leave(slot=0, incarnation=0))
+    again = cluster.train(1)
+    assert again.task == "callbacks"
+    cluster.refused = ()
+    cluster.call(again, slot=1)
+    assert cluster.stored() == {"log.csv": "1\n", "best.keras": "best"}
+    assert cluster.tasks.lacking == ""
