@@ -7,6 +7,7 @@ The server's errors keep their type: `Fenced`, `UserError`, `Unauthorized`, `Pro
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import itertools
 import shutil
@@ -175,7 +176,10 @@ class ControlClient:
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:
                 return self._send(method, path, body, timeout)  # the server closed the idle connection
-            if into is not None and has_no_room(error):
+            own = (
+                isinstance(error, OSError) and error.errno == errno.EIO
+            )  # of this disk: no connection has it
+            if own or (into is not None and has_no_room(error)):
                 raise
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None

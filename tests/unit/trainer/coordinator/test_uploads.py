@@ -1,7 +1,10 @@
 """Uploads to the control plane, and downloads from it."""
 
 import errno
+import io
+import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +31,22 @@ def test_upload_under_a_reassigned_token_is_fenced(start_server, tmp_path):
     worker = CoordinatorClient(served.address, served.credentials, 2, 1, timeout=SECONDS)
     with pytest.raises(Fenced, match="another worker's"):
         worker.upload((4, 9), "x", tmp_path / "file")
+    worker.close()
+    assert served.files == {}
+
+
+def test_a_file_that_the_workers_disk_cannot_read_is_no_fault_of_the_coordinator(start_server, tmp_path):
+    """Else it would be sent again for ever."""
+
+    class Worn(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    served = start_server()
+    worker = CoordinatorClient(served.address, served.credentials, 2, 1, timeout=SECONDS)
+    file = SimpleNamespace(open=lambda _: Worn(), stat=lambda: SimpleNamespace(st_size=9))
+    with pytest.raises(OSError, match="Input/output error"):
+        worker.upload((4, 9), "x", file)
     worker.close()
     assert served.files == {}
 

@@ -1,5 +1,7 @@
 """A storage that takes no files holds up neither the callbacks nor training: the files follow, and the export waits."""
 
+import errno
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -574,6 +576,26 @@ def test_lost_best_weights_are_not_taken_from_an_earlier_epoch_when_the_copy_was
     cluster.full = False
     cluster.send()
     assert exported(cluster, 0) == b""
+
+
+def test_a_copy_that_the_disk_cannot_read_is_told_and_holds_up_no_other(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(a="1", b="2")
+    cluster.full, line = False, cluster.planes[0]._client
+    upload = line.upload
+
+    def read(token, name, path):
+        if name == "logs/a":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        upload(token, name, path)
+
+    monkeypatch.setattr(line, "upload", read)
+    cluster.send()
+    assert cluster.stored() == {"b": "2"}
+    assert (
+        cluster.tasks.lacking
+        == "logs/a is left out: its copy on the disk of the worker is lost: Input/output error"
+    )
 
 
 def test_a_file_that_was_left_out_and_follows_later_is_told_no_more(cluster):
