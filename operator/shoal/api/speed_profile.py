@@ -216,7 +216,10 @@ class MeasuredModel(Status):
     fingerprint: str = ""
     """SHA-256 of the paths, shapes and types of its tensors."""
     flops_per_sample: str | None = None
-    """Floating point operations of one sample's forward pass, a decimal."""
+    """Floating point operations of one sample's forward pass, a decimal: those of another input size have a profile of
+    their own."""
+    precision: str = ""
+    """The types that its layers compute with, such as `float32`; empty: not known."""
     parameters: int = 0
     """Trainable parameters."""
     tensors: int = 0

@@ -17,6 +17,7 @@ from shoal.controllers.speedprofile.reconcile import profile_name
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.manifests.names import place_labels, workload_name
 from shoal.manifests.placement import Where, default_where, digest
+from shoal.sizing.speed.measurements import Kind
 
 CONTAINERS = [
     {"name": "worker", "image": "me/é:1", "resources": {"limits": {"cpu": "4", "nvidia.com/gpu": 1}}}
@@ -84,6 +85,8 @@ def test_what_a_status_remembers() -> None:
 def test_names_of_what_the_operator_makes() -> None:
     assert workload_name(JOB) == "digits-00000000-b8a172a5"
     assert profile_name("F" * 64) == "model-ffffffffffffffff"
+    other = Kind("F" * 64, 3.9e9, "bfloat16+float32")
+    assert profile_name("F" * 64, other) == "model-ffffffffffffffff-1e7ee627"
 
 
 def test_key_of_a_job_whose_pods_run() -> None:

@@ -133,7 +133,9 @@ class ModelReport(Message):
     """Trainable variables; 0: unknown."""
     flops_per_sample: float | None = Field(None, ge=0, le=MOST_FLOPS)
     """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
-    them, or where they cannot be counted."""
+    them, 0 where they cannot be counted."""
+    precision: Name = ""
+    """The types that layers with variables compute with, by name, with `+` between them; "": not known."""
 
 
 class Phase(StrEnum):

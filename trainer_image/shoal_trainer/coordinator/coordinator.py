@@ -107,6 +107,7 @@ class Coordinator:
             self._file_list.joins(request.worker)
             member.joins(request)
             self.facts.tensors = max(self.facts.tensors, request.tensors)
+            self.facts.precision = self.facts.precision or request.precision
             self.departures.succeeded(self.members.older(request.worker), request.worker)
             if self.record.set_data(request.data, request.batch_size):
                 self.beginning.replay()

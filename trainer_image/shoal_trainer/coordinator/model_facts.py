@@ -15,7 +15,7 @@ class ModelFacts:
     """Set by the joins and heartbeats of the workers."""
 
     def __init__(self) -> None:
-        self.tensors = 0
+        self.tensors, self.precision = 0, ""
         self._flops: float | None = None
         self._ask_at = -math.inf
 
@@ -36,5 +36,6 @@ class ModelFacts:
             fingerprint=spec.fingerprint,
             parameters=spec.parameters,
             tensors=self.tensors,
-            flops_per_sample=self._flops or None,
+            flops_per_sample=self._flops,
+            precision=self.precision,
         )

@@ -174,6 +174,8 @@ class Join(WithWaste):
     """CPU cores; 0: unknown."""
     tensors: int = Field(default=0, ge=0, le=10**9)
     """Trainable variables of the model."""
+    precision: str = Field(default="", max_length=256)
+    """The types that it computes with; see `layout.precision_of`."""
     known_samples: int = Field(default=0, ge=0)
     """Samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""
     leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
@@ -188,13 +190,14 @@ class Join(WithWaste):
 
 
 class Equipment(NamedTuple):
-    """What a worker computes with, and the number of variables of its model: fields of `Join`."""
+    """What a worker computes with, the number of variables of its model, and its precision: fields of `Join`."""
 
     device: str = "CPU"
     device_name: str = ""
     devices: int = 1
     cores: float = 0.0
     tensors: int = 0
+    precision: str = ""
 
 
 UNKNOWN = Equipment()

@@ -40,7 +40,7 @@ from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.inputs import Inputs, unlike
 from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
-from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
+from shoal_trainer.worker.layout import Layout, flatten, layout_of, precision_of, unflatten
 from shoal_trainer.worker.on_device import DeviceVector
 from shoal_trainer.worker.on_host import HostVector
 from shoal_trainer.worker.optimizer_step import AppliedStep, optimizer_step
@@ -322,6 +322,11 @@ class FlatModel:
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
         return flatten(self.model, self.layout)
+
+    @property
+    def precision(self) -> str:
+        """See `precision_of`."""
+        return precision_of(self.model)
 
     def flops_per_sample(self) -> float:
         """Floating point operations of one sample's forward pass; 0 if they cannot be counted. For another thread."""

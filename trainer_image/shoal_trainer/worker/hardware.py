@@ -88,7 +88,7 @@ def catalogue_name(device: str) -> str:
     return next(known, own[: 63 - len(profile)] or "GPU") + profile
 
 
-def equipment(device: str, devices: int, tensors: int, node: float = 0.0) -> Equipment:
+def equipment(device: str, devices: int, tensors: int, node: float = 0.0, precision: str = "") -> Equipment:
     """What this worker computes with.
 
     Args:
@@ -96,9 +96,10 @@ def equipment(device: str, devices: int, tensors: int, node: float = 0.0) -> Equ
         devices: how many of them share its batches.
         tensors: of its model.
         node: see `cores`.
+        precision: of its model.
 
     """
-    return Equipment(catalogue_name(device), device[:256], min(64, devices), cores(node), tensors)
+    return Equipment(catalogue_name(device), device[:256], min(64, devices), cores(node), tensors, precision)
 
 
 def accelerators() -> tuple[str, ...]:

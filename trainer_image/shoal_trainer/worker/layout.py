@@ -116,6 +116,15 @@ def outside_layout(model: Any) -> list[Any]:
     return list({id(v): v for v in own if id(v) not in inside}.values())
 
 
+def precision_of(model: Any) -> str:
+    """The types that layers with variables compute with, by name, with `+` between them: "bfloat16+float32".
+
+    It is no part of the layout: with mixed precision, variables are as they are without.
+    """
+    kinds = {str(layer.compute_dtype) for layer in layers_of(model) if any(layer_variables(layer))}
+    return "+".join(sorted(kinds))[:256]
+
+
 def numbered(paths: Iterable[str]) -> list[str]:
     """The paths with the numbers of their parts counted from the first of a name: "dense_7/bias" is "dense/bias"."""
     seen: dict[str, dict[str, int]] = {}

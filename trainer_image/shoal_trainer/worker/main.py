@@ -178,7 +178,8 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         flat_model = until_reachable(partial(_built, job, config), "the data")
 
         def facts() -> Equipment:
-            return equipment(device, flat_model.device_count, flat_model.layout.tensors, config.cores)
+            devices, layout = flat_model.device_count, flat_model.layout
+            return equipment(device, devices, layout.tensors, config.cores, flat_model.precision)
 
         coordinator = until_reachable(
             lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample), "the data"

@@ -25,10 +25,19 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
-from shoal.sizing.fleet.resources import nearest
+from shoal.sizing.fleet.resources import decimal, nearest
 from shoal.sizing.speed import priors
+from shoal.sizing.speed.measurements import Kind
 from shoal.words import stamp
-from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
+from shoal_trainer.contract import (
+    LARGEST,
+    BesideSums,
+    LogSums,
+    ModelReport,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+)
 
 _BESIDE, _SHARD = "beside", "shard/"
 FORGOTTEN = 6
@@ -46,13 +55,13 @@ ALIKE = 1.25
 def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
     """The status with what the report of the job `uid` adds to it; the same object if it adds nothing.
 
-    A report of another model adds nothing: of two that begin a profile together, it is the first one's.
+    A report of another kind adds nothing: of two that begin a profile together, it is the first one's.
     What cannot be remembered is not learned, or it would be learned again and again: nothing of more than
     `MOST_SOURCES` jobs at once, or of more than `MOST_SUMS` configurations of all of them, until others have ended.
     """
-    model = _model(status.model, report)
-    if status.model and model and status.model.fingerprint not in {"", model.fingerprint}:
+    if not kind_of(status.model).alike(kind_of(report.model)):
         return status
+    model = _model(status.model, report)
     source = next((each for each in status.sources if each.uid == uid), None)
     if source is None:
         if len(status.sources) >= MOST_SOURCES:
@@ -112,6 +121,13 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "last_updated": at if news else status.last_updated,
         }
     )
+
+
+def kind_of(model: MeasuredModel | ModelReport | None) -> Kind:
+    """What is measured, as a profile stores it or a report says it; None: nothing is known of it."""
+    if model is None:
+        return Kind()
+    return Kind(model.fingerprint, decimal(model.flops_per_sample), model.precision)
 
 
 def forget(status: SpeedProfileStatus, uids: Collection[str]) -> SpeedProfileStatus:
@@ -316,7 +332,8 @@ def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel |
     flops = report.model.flops_per_sample
     return MeasuredModel(
         fingerprint=report.model.fingerprint,
-        flops_per_sample=f"{flops:.6g}" if flops else (known.flops_per_sample if known else None),
+        flops_per_sample=(known.flops_per_sample if known else None) or (f"{flops:.6g}" if flops else None),
+        precision=(known.precision if known else "") or report.model.precision,
         parameters=report.model.parameters,
         tensors=report.model.tensors or (known.tensors if known else 0),
         samples_per_epoch=report.data.total or (known.samples_per_epoch if known else None),

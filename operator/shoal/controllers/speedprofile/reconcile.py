@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from typing import NamedTuple
 
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
@@ -22,12 +23,13 @@ from shoal.api.speed_profile import SpeedProfile, SpeedProfileSpec, SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
-from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved, newest
+from shoal.controllers.speedprofile.learn import forget, is_forgotten, kind_of, learn, moved, newest
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet.resources import unusable_rows
+from shoal.sizing.speed.measurements import Kind
 from shoal_trainer.contract import StatusReport
 
 logger = logging.getLogger(__name__)
@@ -53,9 +55,15 @@ _MADE = {MADE_BY: "shoal"}
 """Labels of profiles that the operator made."""
 
 
-def profile_name(fingerprint: str) -> str:
-    """The name of the profile that the operator makes for a model."""
-    return f"model-{fingerprint[:16].lower()}"
+def profile_name(fingerprint: str, kind: Kind | None = None) -> str:
+    """The name of the profile that the operator makes for a model; that of another kind of it than the first one's.
+
+    A profile for each, since an earlier version finds the rows of each in the form that it knows, and keeps them.
+    """
+    first = f"model-{fingerprint[:16].lower()}"
+    if kind is None:
+        return first
+    return f"{first}-{sha256(f'{round(kind.sizes)} {kind.precision}'.encode()).hexdigest()[:8]}"
 
 
 Heard = Mapping[str, tuple[Key, StatusReport]]
@@ -103,8 +111,8 @@ class _Source:
     """Of the profile of its model."""
     process: str = ""
     """The coordinator's."""
-    models: list[str] = field(default_factory=list)
-    """The fingerprints that it reported, the newest last."""
+    models: list[Kind] = field(default_factory=list)
+    """What it trained, the newest last."""
     complaints: set[str] = field(default_factory=set)
     """What it was told about."""
 
@@ -114,10 +122,10 @@ def _is_made(profile: SpeedProfile) -> bool:
     return _MADE.items() <= profile.metadata.labels.items()
 
 
-def _is_of(profile: SpeedProfile, fingerprint: str) -> bool:
-    """Whether nothing in it says that it is another model's."""
-    models = profile.spec.model, profile.status.model
-    return all(each is None or each.fingerprint in {"", fingerprint} for each in models)
+def _is_of(profile: SpeedProfile, kind: Kind) -> bool:
+    """Whether nothing in it says that it is of another kind. The FLOPs of a spec are a user's, of any convention."""
+    said = Kind(profile.spec.model.fingerprint if profile.spec.model is not None else "")
+    return said.alike(kind) and kind_of(profile.status.model).alike(kind)
 
 
 class Learner:
@@ -155,18 +163,22 @@ class Learner:
         """None: this operator has made no plan yet."""
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
-        """Take a report. Cheap: it is merged by the next reconcile or plan."""
-        if report.model is None or job.status.finished:
+        """Take a report. Cheap: it is merged by the next reconcile or plan.
+
+        None before the FLOPs are counted, which say of what it is: sums that are not read now are in the next one.
+        """
+        if report.model is None or report.model.flops_per_sample is None or job.status.finished:
             return
         uid, about = job.metadata.uid, key_of(job)
-        model = report.model.fingerprint
-        key = job.metadata.namespace, self.name_of(job, model)
+        model = kind_of(report.model)
+        key = job.metadata.namespace, self._name(job, model)
         source = self._sources.setdefault(uid, _Source(key))
-        if source.models[-1:] not in ([], [model]):
+        if not all(each.alike(model) for each in source.models[-1:]):
             if source.process == report.speed_epoch:
                 self._on_fault()  # a process has one model: whatever says otherwise would make a profile each time
                 return
-            if model not in source.models and len(source.models) >= MOST_MODELS:
+            new = not any(each.alike(model) for each in source.models)
+            if new and len(source.models) >= MOST_MODELS:
                 self._on_fault()
                 words = f"it has trained {MOST_MODELS} models already: apply another one as a job of its own"
                 self._complain(uid, "models", f"{NOT_KEPT}: {words}")
@@ -174,12 +186,13 @@ class Learner:
         named = job.metadata.annotations.get(ANNOTATION)
         if named and named != key[1]:
             where = f"what this job learns of speeds is kept in {key[1]}"
-            what = f"the annotation {ANNOTATION} names SpeedProfile {named}, which is of another model"
+            other = "which is of another model, or of another size of its input"
+            what = f"the annotation {ANNOTATION} names SpeedProfile {named}, {other}"
             self._complain(uid, named, f"{what}: {where}")
         if source.key != key:
             self._heard.get(source.key, {}).pop(uid, None)
         source.key, source.process = key, report.speed_epoch
-        source.models = [*(each for each in source.models if each != model), model]
+        source.models = [*(each for each in source.models if not each.alike(model)), model]
         if len(report.shards) < job.spec.parameter_servers.replicas:  # an update is work of all of them
             report = report.model_copy(update={"shards": ()})
         heard = self._heard.setdefault(key, {})
@@ -204,15 +217,25 @@ class Learner:
 
         Before the job has reported its model (`fingerprint` empty) the annotated one is believed.
         """
-        namespace = job.metadata.namespace
+        source = self._sources.get(job.metadata.uid)
+        said = source.models[-1] if source is not None and source.models else Kind(fingerprint)
+        return self._name(job, said if said.fingerprint == fingerprint else Kind(fingerprint))
+
+    def _name(self, job: TrainingJob, kind: Kind) -> str:
+        namespace, profiles = job.metadata.namespace, self._state.profiles
         named = job.metadata.annotations.get(ANNOTATION, "")
         if named:
-            known = self._state.profiles.get(named, namespace)
-            if known is None or fingerprint == "" or _is_of(known, fingerprint):
+            known = profiles.get(named, namespace)
+            if known is None or kind.fingerprint == "" or _is_of(known, kind):
                 return named
-        described = self._state.profiles.indexed("described", (namespace, fingerprint))
-        names = (each.metadata.name for each in described if _is_of(each, fingerprint))
-        return next(names, profile_name(fingerprint))
+        described = profiles.indexed("described", (namespace, kind.fingerprint))
+        for each in described:
+            if _is_of(each, kind):
+                return each.metadata.name
+        first, own = profile_name(kind.fingerprint), profile_name(kind.fingerprint, kind)
+        stored = profiles.get(first, namespace)
+        taken = stored is not None and not _is_of(stored, kind)
+        return own if taken or profiles.get(own, namespace) is not None else first
 
     def known(self, key: Key) -> Known:
         """What is known of a model now. Cheap."""

@@ -17,7 +17,7 @@ from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import beside_of, decimal, model_of
 from shoal.sizing.fleet.values import FleetJob, Pace, Watched
 from shoal.sizing.fleet.work import samples_per_epoch, with_work
-from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.measurements import Kind, Model
 from shoal_trainer.contract import StatusReport
 
 __all__ = ["END_SECONDS", "asked", "fleet_job", "job_name", "running", "server_price", "unreadable"]
@@ -147,10 +147,17 @@ def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile 
     if report is None or report.model is None:
         return known
     said = report.model
-    flops = said.flops_per_sample or (known.flops if known is not None else None)
+    flops, precision = said.flops_per_sample, said.precision
+    if known is not None and known.kind.alike(Kind(said.fingerprint, flops, precision)):
+        flops, precision = flops or known.flops, known.precision
     try:
         return Model(
-            said.fingerprint, flops or None, said.parameters, max(1, said.tensors), job.metadata.namespace
+            said.fingerprint,
+            flops or None,
+            said.parameters,
+            max(1, said.tensors),
+            job.metadata.namespace,
+            precision,
         )
     except UsageError:
         return known

@@ -147,6 +147,7 @@ def model_of(profile: SpeedProfile) -> Model | None:
             known.parameters,
             max(1, known.tensors),
             profile.metadata.namespace or "",
+            measured.precision if measured is not None else "",
         )
     except UsageError:
         return None
@@ -187,7 +188,7 @@ def _differs(mean: float, square: float, seen: float) -> float:
     return math.sqrt((EPOCHS_DIFFER**2 * PRIOR_EPOCHS + own * seen) / (PRIOR_EPOCHS + seen))
 
 
-def decimal(text: str | None) -> float:
+def decimal(text: str | float | None) -> float:
     """A decimal of a status; 0 for what is none, since anyone may have edited it."""
     try:
         value = float(text or 0)

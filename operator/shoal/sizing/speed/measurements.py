@@ -10,16 +10,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import CPU
 
-__all__ = ["Basis", "Evaluation", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = ["Basis", "Evaluation", "Kind", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
 
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e7
 """No time beyond these was measured: the clock, and a third of a year for one step."""
 MOST_COUNT = 1e18
 LEAST_CORES = 1e-3
+ALIKE_FLOPS = 0.05
+"""FLOPs that differ by less are those of one size: more make a step longer than it differs from day to day."""
 
 
 class Basis(StrEnum):
@@ -27,6 +30,7 @@ class Basis(StrEnum):
 
     MEASURED = "measured"
     OTHER_BATCHES = "other batch sizes of the model on this accelerator"
+    OTHER_SIZES = "other input sizes of the model on this accelerator"
     OTHER_ACCELERATORS = "the model on other accelerators"
     OTHER_MODELS = "other models"
     DATA_SHEETS = "data sheets"
@@ -75,12 +79,38 @@ class LogMean:
         return math.exp(self.mean_log + min(self.variance_log, 4.0) / 2)
 
 
+class Kind(NamedTuple):
+    """What the work of a step is: measurements of alike kinds count together, and those of others are told from them.
+
+    A fingerprint alone does not say it. Variables have the same shapes at each size of an image or length of a text,
+    and with mixed precision.
+    """
+
+    fingerprint: str = ""
+    flops: float | None = None
+    """Of one sample's forward pass; None or 0: not known."""
+    precision: str = ""
+
+    def alike(self, other: Kind) -> bool:
+        """Whether nothing that is known of both differs: an earlier version stores no precision, and may lack FLOPs."""
+        return (
+            (self.fingerprint == other.fingerprint or not (self.fingerprint and other.fingerprint))
+            and (self.precision == other.precision or not (self.precision and other.precision))
+            and not (self.flops and other.flops and abs(self.sizes - other.sizes) >= 1)
+        )
+
+    @property
+    def sizes(self) -> float:
+        """The logarithm of the FLOPs, in those by which the kinds of one model differ."""
+        return math.log(self.flops) / math.log1p(ALIKE_FLOPS) if self.flops else 0.0
+
+
 @dataclass(frozen=True)
 class Model:
     """What determines a model's speed. `flops`: of one sample's forward pass, two for each multiply-add.
 
     `owner`: who measures it, a namespace. What another one says of the same model is told from it: only what is common
-    to accelerators goes from one to the other.
+    to accelerators goes from one to the other. `precision`: as its jobs report it; "": not known.
     """
 
     fingerprint: str
@@ -88,6 +118,7 @@ class Model:
     parameters: int
     tensors: int
     owner: str = ""
+    precision: str = ""
 
     def __post_init__(self) -> None:
         if self.flops is not None and not 0 < self.flops <= 1e20:
@@ -98,9 +129,14 @@ class Model:
             raise UsageError(f"the model {self.fingerprint} needs at least 1 parameter and 1 tensor")
 
     @property
+    def kind(self) -> Kind:
+        """Of what its measurements are."""
+        return Kind(self.fingerprint, self.flops, self.precision)
+
+    @property
     def key(self) -> str:
-        """The model of this owner."""
-        return f"{self.owner}/{self.fingerprint}"
+        """The network of this owner, which has effects of its own whatever the size of its input."""
+        return f"{self.owner}/{self.fingerprint}{self.precision and f'/{self.precision}'}"
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,11 @@ class SpeedModel:
             and c.devices == one.devices
             and (name != "CPU" or abs(math.log(max(c.cores, 1e-3) / max(one.cores, 1e-3))) < 0.05)
         ]
-        if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in here):
+        alike = [c for c in here if c.model.kind.alike(one.model.kind)]
+        if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in alike):
             return Basis.MEASURED
         if here:
-            return Basis.OTHER_BATCHES
+            return Basis.OTHER_BATCHES if alike else Basis.OTHER_SIZES
         if same:
             return Basis.OTHER_ACCELERATORS
         return Basis.OTHER_MODELS if rows else Basis.DATA_SHEETS
@@ -249,11 +250,17 @@ def _alternating(lists: Sequence[Sequence[T]]) -> list[T]:
 
 
 def _by_model(profiles: Iterable[Profile]) -> list[Profile]:
-    """One profile for each model: what several profiles say of it counts together, and what both say once."""
-    models: dict[str, list[Profile]] = defaultdict(list)
+    """One profile for each kind: what several profiles say of it counts together, and what both say once."""
+    models: dict[str, list[list[Profile]]] = defaultdict(list)
     for profile in profiles:
-        models[profile.model.key].append(profile)
-    return [members[0] if len(members) == 1 else _together(members) for members in models.values()]
+        kinds, one = models[profile.model.key], profile.model.kind
+        same = next((members for members in kinds if members[0].model.kind.alike(one)), None)
+        if same is None:
+            kinds.append([profile])
+        else:
+            same.append(profile)
+    every = chain.from_iterable(models.values())
+    return [members[0] if len(members) == 1 else _together(members) for members in every]
 
 
 def _together(profiles: Sequence[Profile]) -> Profile:

@@ -1,8 +1,9 @@
-"""A profile is that of one model: the annotation of a job of another one is not followed, and the job is told."""
+"""A profile is that of one model at one size of its input: what other jobs measure is kept elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.speedprofile.reconcile import ANNOTATION, SOON_SECONDS, profile_name
 from shoal.runtime.status_writer import collection_path
+from shoal.sizing.speed.measurements import Basis, Kind
 from shoal_trainer.contract import StatusReport
-from tests.unit.controllers.planning.test_planner import MODEL, World, job_manifest, report
+from tests.unit.controllers.planning.test_planner import MODEL, World, job_manifest, pool, report
 
 OTHER = MODEL.model_copy(update={"fingerprint": "cd" * 32, "flops_per_sample": 8e8, "parameters": 5_000_000})
 KEY = ("team", "resnet")
@@ -95,3 +97,161 @@ async def test_a_described_profile_with_measurements_of_another_model_is_not_use
     assert world.learner.name_of(job, MODEL.fingerprint) == profile_name(MODEL.fingerprint)
     assert world.learner.name_of(annotated("one"), OTHER.fingerprint) == profile_name(OTHER.fingerprint)
     assert world.learner.name_of(annotated("one"), "") == KEY[1]
+
+
+LARGE = MODEL.model_copy(update={"flops_per_sample": 49 * 8e7})
+"""The same layers and variables; images of seven times the width."""
+
+
+def of_size(model: Any, seconds: float, count: int, process: str = "a") -> StatusReport:
+    told = {"model": model, "speed_epoch": process}
+    return report(1e6, seconds=seconds, count=count).model_copy(update=told)
+
+
+async def look(world: World) -> None:
+    for key in world.learner.keys:
+        await world.learner(key)
+    await asyncio.sleep(SOON_SECONDS)
+
+
+def profiles(world: World) -> dict[str, list[float]]:
+    """The mean step times that were learned, by the FLOPs of the profile's model."""
+    return {
+        each.status.model.flops_per_sample or "": means(each)
+        for each in world.state.profiles.all()
+        if each.status.model is not None
+    }
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("other", ["flops", "precision"])
+async def test_one_architecture_at_two_sizes_or_precisions_is_two_measurements(other: str) -> None:
+    """Images of 32 and 224 pixels had one row, the mean of both: jobs of either were planned 20 times too slow."""
+    world, small, large = World(), *(TrainingJob.model_validate(job_manifest(name)) for name in ("a", "b"))
+    world.add(small, large, pool("spot", 0.3, True))
+    model = LARGE if other == "flops" else MODEL.model_copy(update={"precision": "float16"})
+    at_first = MODEL.model_copy(update={"precision": "float32"})
+    for n in range(1, 5):
+        world.hear(small, of_size(at_first, 0.02, 5000 * n))
+        world.hear(large, of_size(model, 1.0, 100 * n))
+        await look(world)
+    found = {each.metadata.name: means(each) for each in world.state.profiles.all()}
+    assert sorted(found.values()) == [[pytest.approx(0.02, rel=1e-3)], [pytest.approx(1.0, rel=1e-3)]]
+    assert profile_name(MODEL.fingerprint) in found, (
+        "the first one has the name that an earlier version gives"
+    )
+    await world.planner.plan_once()
+    for job, seconds in ((small, 0.02), (large, 1.0)):
+        plan = world.planner.proposal(job.metadata.uid)
+        assert plan is not None
+        assert plan.speeds["spot"] == pytest.approx(128 / seconds, rel=0.1)
+        assert Basis.MEASURED in plan.basis
+    assert world.told == []
+
+
+@pytest.mark.looptime
+async def test_nothing_is_learned_before_the_flops_are_counted_and_nothing_is_lost() -> None:
+    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": None}), 0.2, 500))
+    await look(world)
+    assert profiles(world) == {}
+    world.hear(job, of_size(MODEL, 0.2, 600))
+    await look(world)
+    (profile,) = world.state.profiles.all()
+    assert profile.status.rows[0].compute.count == "600"
+
+
+@pytest.mark.looptime
+async def test_of_a_model_whose_flops_cannot_be_counted_speeds_are_learned() -> None:
+    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    for n in range(1, 4):
+        world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": 0.0}), 0.2, 500 * n))
+        await look(world)
+    assert profiles(world) == {"": [pytest.approx(0.2, rel=1e-3)]}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("flops", [None, "8.1e+07", "3.92e+09"])
+async def test_rows_of_an_earlier_version_are_continued_by_jobs_of_their_size(flops: str | None) -> None:
+    """It stored the FLOPs that were reported last, or none, and no precision."""
+    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    name = profile_name(MODEL.fingerprint)
+    row = {"device": "T4", "cores": "4", "batchSize": 128, "workers": 2, "parameterServers": 1}
+    known = {"meanSeconds": "0.2", "meanLog": "-1.6094379", "count": "1000"}
+    at = (world.wall - timedelta(days=1)).isoformat()
+    stored = world.cluster.add(
+        f"{collection_path(SpeedProfile, 'team')}/{name}",
+        {
+            "metadata": {"name": name, "namespace": "team"},
+            "status": {
+                "model": {
+                    "fingerprint": MODEL.fingerprint,
+                    "parameters": MODEL.parameters,
+                    "tensors": MODEL.tensors,
+                    **({"flopsPerSample": flops} if flops else {}),
+                },
+                "rows": [{**row, "compute": known, "lastSeen": at}],
+            },
+        },
+    )
+    world.state.profiles.put(SpeedProfile.model_validate(stored))
+    for n in range(1, 4):
+        world.hear(job, of_size(MODEL.model_copy(update={"precision": "float32"}), 0.2, 500 * n))
+        await look(world)
+    old = world.state.profiles.get(name, "team")
+    assert old is not None
+    assert old.status.model is not None
+    if flops == "3.92e+09":
+        assert old.status.rows[0].compute.count == "1000", "another size keeps its own"
+        assert profiles(world).keys() == {"3.92e+09", "8e+07"}
+    else:
+        assert float(old.status.rows[0].compute.count) > 1400
+        assert (old.status.model.flops_per_sample, old.status.model.precision) == (
+            flops or "8e+07",
+            "float32",
+        )
+
+
+@pytest.mark.looptime
+async def test_a_downgrade_finds_the_rows_of_both_sizes() -> None:
+    """An earlier version drops the fields that it does not know from each profile that it writes."""
+    world, small, large = World(), *(TrainingJob.model_validate(job_manifest(name)) for name in ("a", "b"))
+    world.add(small, large)
+    for n in range(1, 4):
+        world.hear(small, of_size(MODEL, 0.02, 5000 * n))
+        world.hear(large, of_size(LARGE, 1.0, 100 * n))
+        await look(world)
+    before = profiles(world)
+    assert len(before) == 2
+    for profile in list(world.state.profiles.all()):
+        status = profile.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status["model"].pop("precision", None)
+        stored = profile.model_dump(mode="json", by_alias=True, exclude_none=True) | {"status": status}
+        world.state.profiles.put(SpeedProfile.model_validate(stored))
+    assert profiles(world) == before
+
+
+@pytest.mark.looptime
+async def test_a_process_that_says_other_flops_each_time_makes_no_profile_each_time() -> None:
+    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    for n in range(1, 9):
+        world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": 8e7 * n}), 0.2, 500))
+        await look(world)
+    assert profiles(world).keys() == {"8e+07"}
+    faults = world.metrics.registry.get_sample_value("shoal_plan_faults_total", {"what": "report"})
+    assert faults == 7
+
+
+def test_kinds_differ_by_more_than_some_percent_and_what_is_not_known_differs_from_nothing() -> None:
+    one = Kind("f", 8e7)
+    for factor, alike in ((1.0, True), (1.049, True), (0.96, True), (1.06, False), (0.94, False)):
+        assert one.alike(Kind("f", 8e7 * factor)) is Kind("f", 8e7 * factor).alike(one) is alike
+    assert one.alike(Kind("f"))
+    assert one.alike(Kind("f", 0.0, "float16"))
+    assert Kind().alike(one)
+    assert not Kind("f", 8e7, "float32").alike(Kind("f", 8e7, "float16"))
+    assert not one.alike(Kind("g", 8e7))

@@ -49,6 +49,31 @@ def test_measured_worker_is_what_was_measured() -> None:
     assert found.basis == "measured"
 
 
+def test_what_was_measured_at_another_input_size_is_no_measurement_of_this_one() -> None:
+    """Rows of two sizes of one model were one row to the predictor, of the size that was given last."""
+    large = replace(MODEL, flops=49 * 5.5e8)
+    known = SpeedModel(
+        [Profile(MODEL, (alone("P100", 0.083),), {}), Profile(large, (alone("P100", 3.0, batch=64),), {})]
+    )
+    assert known.worker(MODEL, "P100", 1, 0, 128).seconds == pytest.approx(0.083, rel=0.02)
+    found = known.worker(large, "P100", 1, 0, 64)
+    assert (found.seconds, found.basis) == (pytest.approx(3.0, rel=0.02), "measured")
+    assert known.worker(MODEL, "P100", 1, 0, 64).basis == "other batch sizes of the model on this accelerator"
+    between = known.worker(replace(MODEL, flops=7 * 5.5e8), "P100", 1, 0, 128)
+    assert between.basis == "other input sizes of the model on this accelerator"
+    assert 0.2 < between.seconds < 2.0
+    assert known.worker(replace(MODEL, flops=5.52e8), "P100", 1, 0, 128).basis == "measured", "of one class"
+
+
+def test_what_was_measured_in_another_precision_is_another_models() -> None:
+    mixed = replace(MODEL, precision="float16")
+    known = SpeedModel(
+        [Profile(MODEL, (alone("P100", 0.083),), {}), Profile(mixed, (alone("P100", 0.04),), {})]
+    )
+    for each, seconds in ((MODEL, 0.083), (mixed, 0.04)):
+        assert known.worker(each, "P100", 1, 0, 128).seconds == pytest.approx(seconds, rel=0.05)
+
+
 def test_nothing_measured_is_the_sheet_with_a_wide_interval() -> None:
     found = SpeedModel().worker(MODEL, "P100", 1, 0, 128)
     assert 0.4 < found.sigma < 0.8

@@ -346,7 +346,15 @@ def test_a_model_whose_flops_cannot_be_counted_is_not_asked_for_again() -> None:
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, flops_per_sample=0.0))
     train(bench, (0,), 400)
     assert not bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0)).count_flops
-    assert report.status(bench.coordinator).model.flops_per_sample is None
+    assert report.status(bench.coordinator).model.flops_per_sample == 0.0, "and not None: nobody waits for it"
+
+
+def test_the_precision_is_that_of_the_first_worker_that_says_it() -> None:
+    bench = Bench(stop=StopAfter(epochs=9))
+    for slot, precision in ((0, ""), (1, "float16"), (2, "float32")):
+        bench.join(slot, precision=precision)
+        bench.coordinator.tick()
+        assert report.status(bench.coordinator).model.precision == ("float16" if slot else "")
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

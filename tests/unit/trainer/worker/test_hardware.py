@@ -232,5 +232,5 @@ def test_driver_names_become_names_of_the_catalogue(driver, name):
 
 
 def test_a_worker_without_an_accelerator_is_one_device_with_its_cores():
-    found = equipment(device_name(), 1, 4)
-    assert found == ("CPU", "CPU", 1, cores(), 4)
+    found = equipment(device_name(), 1, 4, precision="float32")
+    assert found == ("CPU", "CPU", 1, cores(), 4, "float32")

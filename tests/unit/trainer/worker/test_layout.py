@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker import layout
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout, layout_of, numbered
+from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout, layout_of, numbered, precision_of
 from tests.unit.trainer.worker.models import functional
 from tests.unit.trainer.worker.trained import BATCHES
 
@@ -75,3 +75,17 @@ def test_numbers_in_paths_are_counted_per_name():
 def test_the_tensors_are_the_trainable_variables():
     model = functional()
     assert layout_of(model).tensors == len(model.trainable_variables)
+
+
+def test_mixed_precision_changes_no_layout_and_is_told():
+    """A step of it takes half of the time on some accelerators: measurements of both are kept apart."""
+
+    def mlp(policy, last):
+        layers = keras.layers.Dense(3, dtype=policy), keras.layers.Dense(3, dtype=last)
+        return keras.Sequential(
+            [keras.Input((4,)), *layers, keras.layers.Activation("relu", dtype="float64")]
+        )
+
+    whole, mixed = mlp("float32", "float32"), mlp("mixed_bfloat16", "float32")
+    assert layout_of(whole).fingerprint == layout_of(mixed).fingerprint
+    assert (precision_of(whole), precision_of(mixed)) == ("float32", "bfloat16+float32")

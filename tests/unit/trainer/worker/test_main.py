@@ -123,7 +123,9 @@ def test_worker_tells_how_many_devices_its_model_computes_on(monkeypatch):
     monkeypatch.setattr(main, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_, **__: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
-    model = SimpleNamespace(layout=SimpleNamespace(tensors=1), flops_per_sample=None, device_count=3)
+    model = SimpleNamespace(
+        layout=SimpleNamespace(tensors=1), flops_per_sample=None, device_count=3, precision=""
+    )
     monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
 
     def control_plane(_config, _credentials, _job, facts, _flops):
