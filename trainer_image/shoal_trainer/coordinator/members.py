@@ -160,6 +160,7 @@ class Member:
             steps=self.steps,
             samples=self.samples,
             last_seen_seconds=round(now - self.last_seen, 3),
+            last_push_seconds=round(now - self.last_push, 3) if self.last_push > -math.inf else 0.0,
             first_push_at=self.first_push_at,
             step_seconds=t.step if t else None,
             compute_seconds=t.compute if t else None,

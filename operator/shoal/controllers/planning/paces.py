@@ -1,4 +1,7 @@
-"""How fast each job's workers are now: from the samples that they pushed between two reports, by pool.
+"""How fast each job's workers are now, by pool: from push to push, as the coordinator's `pace` measures the job.
+
+A push brings what was trained before it. So a speed is what was pushed after one push until another, over the time
+between them: in the time from report to report there may be one step more, or none, and steps may take minutes.
 
 Time in tasks and waits is left out: it is predicted by itself (`sizing/beside.py`), however long an epoch is. Averages
 of single steps will not do: where a quota stops a process, one step in six takes most of the time. While no worker can
@@ -12,23 +15,31 @@ from typing import NamedTuple
 
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import Watched
-from shoal_trainer.contract import StatusReport, WorkerState
+from shoal_trainer.contract import StatusReport, WorkerReport, WorkerState
 
 LEAST_SECONDS = 10.0
 MOST_SECONDS = 90.0
+LEAST_STEPS, MANY_STEPS = 2, 10
+"""In a watch there are at least so many; and where the last 90 s have fewer than ten, it is as long as ten take."""
+STEP_SECONDS = 0.5
+"""A step tells no more than so many seconds of a watch (`NOISE` of `sizing/fleet/pace`): single ones differ by 30 %."""
 START_SECONDS = 10.0
 """After its first push a worker's caches and clocks settle."""
 
 
 class _Point(NamedTuple):
+    """A push."""
+
     at: float
     """On a clock that stands while the worker does not train."""
     samples: int
+    steps: int
 
 
 class _Rate(NamedTuple):
     per_second: float
     seconds: float
+    """Of a watch that tells as much."""
 
 
 Points = dict[tuple[int, int, str], list[_Point]]
@@ -55,7 +66,7 @@ class Paces:
         }
         process = report.speed_epoch if report is not None else ""
         active = {
-            (worker.slot, worker.incarnation, process): _Point(at - worker.beside_seconds, worker.samples)
+            (worker.slot, worker.incarnation, process): worker
             for worker in (report.workers if report is not None else ())
             if worker.state is WorkerState.ACTIVE and worker.samples > 0
         }
@@ -63,25 +74,34 @@ class Paces:
             del points[gone]
         found: dict[str, list[float]] = defaultdict(list)
         seconds = []
-        for place, point in active.items():
-            rate = _rate(points.setdefault(place, []), point)
-            if rate and rate.per_second and place[:2] in pools:
+        for place, worker in active.items():
+            rate = _rate(points.setdefault(place, []), worker, at - worker.beside_seconds)
+            if rate and place[:2] in pools:
                 found[pools[place[:2]]].append(rate.per_second)
                 seconds.append(rate.seconds)
         return Watched(found, sum(seconds) / len(seconds)) if found else Watched()
 
 
-def _rate(points: list[_Point], now: _Point) -> _Rate | None:
-    """The rate over the last 10 to 90 s; adds the point. The first one only marks when the worker began."""
-    if points and now.samples < points[-1].samples:  # no rate is negative, whatever a pod says
+def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | None:
+    """The rate over the last 10 to 90 s, or ten steps; adds the last push. The first one only marks the begin.
+
+    `now`: of the report, on the clock of the points. What is waited for longer than a step takes counts as well.
+    """
+    if points and worker.samples < points[-1].samples:  # no rate is negative, whatever a pod says
         points.clear()
-    if not points or now.at > points[-1].at:
-        points.append(now)
+    pushed = now - worker.last_push_seconds
+    if not points or (worker.samples > points[-1].samples and pushed > points[-1].at):
+        points.append(_Point(pushed, worker.samples, worker.steps))
     last = points[-1]
     steady = [point for point in points if point.at >= points[0].at + START_SECONDS]
-    while len(steady) > 1 and steady[1].at <= last.at - MOST_SECONDS:
+    while (
+        len(steady) > 1
+        and steady[1].at <= last.at - MOST_SECONDS
+        and last.steps - steady[1].steps >= MANY_STEPS
+    ):
         points.remove(steady.pop(0))
-    if not steady or last.at - steady[0].at < LEAST_SECONDS:
+    if not steady or last.steps - steady[0].steps < LEAST_STEPS or last.at - steady[0].at < LEAST_SECONDS:
         return None
-    seconds = last.at - steady[0].at
-    return _Rate((last.samples - steady[0].samples) / seconds, seconds)
+    steps, seconds = last.steps - steady[0].steps, last.at - steady[0].at
+    seconds += max(0.0, now - last.at - seconds / steps)
+    return _Rate((last.samples - steady[0].samples) / seconds, min(seconds, STEP_SECONDS * steps))

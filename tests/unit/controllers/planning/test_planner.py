@@ -719,7 +719,10 @@ async def test_operator_that_starts_anew_plans_like_the_one_before_it(*, share: 
     def heard(seconds: int) -> StatusReport:
         samples = 1 + int(share * 600 * seconds)
         workers = (
-            WorkerReport(slot=i, incarnation=0, state=WorkerState.ACTIVE, samples=samples) for i in range(5)
+            WorkerReport(
+                slot=i, incarnation=0, state=WorkerState.ACTIVE, steps=samples // 128, samples=samples
+            )
+            for i in range(5)
         )
         return report(7e6).model_copy(update={"workers": tuple(workers)})
 

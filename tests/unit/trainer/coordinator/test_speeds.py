@@ -245,6 +245,15 @@ def test_rows_carry_what_the_workers_told_when_they_joined() -> None:
     assert (worker.device, worker.device_name, worker.devices, worker.cores) == ("T4", "Tesla T4", 2, 8)
 
 
+def test_a_worker_is_told_with_the_time_of_its_last_push() -> None:
+    bench = Bench(stop=StopAfter(epochs=9))
+    bench.join(0)
+    assert report.status(bench.coordinator).workers[0].last_push_seconds == 0.0
+    train(bench, (0,), 5)
+    bench.now += 1.25
+    assert report.status(bench.coordinator).workers[0].last_push_seconds == pytest.approx(0.5 + 1.25)
+
+
 def test_one_and_two_workers_have_their_own_rows() -> None:
     bench = Bench(stop=StopAfter(epochs=9))
     bench.join(0)
