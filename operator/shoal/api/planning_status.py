@@ -67,7 +67,7 @@ class PredictionStatus(Status):
     relative_error: str | None = None
     """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
     watched_seconds: int | None = None
-    """For how long the workers were watched for that, of the last 90 s, a step counting as 0.5 s at most. It holds until
+    """For how long the workers were watched for that, of the last 90 s, each step for 0.5 s at most. It holds until
     workers are watched again."""
     basis: str = ""
     """What the expectation is based on."""

@@ -206,6 +206,8 @@ class SpeedSource(Status):
     """The life of the coordinator whose cumulative sums these are."""
     counts: dict[str, str] = Field(default_factory=dict)
     """Cumulative sums by row, as last merged."""
+    seconds: str = "0"
+    """How long the merged steps took, one after the other, of all lives of the coordinator, a decimal."""
     at: str = ""
     """When they were merged (RFC 3339)."""
 

@@ -25,6 +25,7 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
+from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import decimal, nearest
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Kind
@@ -45,6 +46,11 @@ FORGOTTEN = 6
 MEASURED_AGAIN, CONTINUED = timedelta(hours=4), timedelta(minutes=10)
 """While a row is measured again, what it had weighs half after so long: else, after a change of image or driver, the
 steps of months would hide those of days. A longer gap between two reports is no time of measuring."""
+MOST_STEPS = 200_000.0
+"""Steps for which a report counts in a row at most: they tell its mean better than days differ, and with more of them
+one report would hide the others for days."""
+MOST_OF_TIME, CLOCKS_SECONDS = 1.1, 600.0
+"""The steps of a team, one after the other, take no longer than its job exists; clocks differ by some minutes."""
 MOST_SERVER_LOADS = 16
 MOST_SUMS = 3000
 """Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""
@@ -52,12 +58,22 @@ ALIKE = 1.25
 """Epochs whose lengths differ by less than this factor are of one length: data that grow by the day are the same."""
 
 
-def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
+def learn(
+    status: SpeedProfileStatus,
+    uid: str,
+    report: StatusReport,
+    now: datetime,
+    began: datetime | None = None,
+) -> SpeedProfileStatus:
     """The status with what the report of the job `uid` adds to it; the same object if it adds nothing.
 
     A report of another kind adds nothing: of two that begin a profile together, it is the first one's.
     What cannot be remembered is not learned, or it would be learned again and again: nothing of more than
     `MOST_SOURCES` jobs at once, or of more than `MOST_SUMS` configurations of all of them, until others have ended.
+    `began`: since when the job may have measured; None: not known.
+
+    Raises:
+        UsageError: it cannot have measured for so long.
     """
     if not kind_of(status.model).alike(kind_of(report.model)):
         return status
@@ -72,7 +88,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
     known = {*source.counts, *[name for name in reported if name not in source.counts][:room]}
     rows = {_key(row): row for row in status.rows}
     counts: dict[str, str] = {}
-    news = False
+    news, seconds = False, _number(source.seconds)
     for sums in report.speed:
         name = _name(sums)
         if name not in known:
@@ -82,9 +98,16 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
         if any(part.count < 0 for part in fresh):
             fresh = _parts(sums)  # the coordinator dropped this row and began again
         counts[name] = _format(_parts(sums))
+        seconds += max(map(_seconds, fresh)) / sums.workers
         if fresh[0].count > 0:
             rows[sums.key] = _merged(rows.get(sums.key), sums, fresh, now)
             news = True
+    exists = math.inf if began is None else max((now - began).total_seconds(), 0.0)
+    if seconds > MOST_OF_TIME * exists + CLOCKS_SECONDS:
+        raise UsageError(
+            f"a job has measured steps of {seconds:,.0f} s, one after the other, in {exists:,.0f} s: correct its clock,"
+            " or its image"
+        )
     loads = {load.parameter_servers: load for load in status.server_load}
     shards = report.shards if all(_shard(each) in known for each in report.shards) else ()
     counts |= _add_loads(loads, source.counts, shards, now)
@@ -107,7 +130,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
     at = stamp(now)
     kept = sorted(rows.values(), key=lambda row: row.last_seen)[-MOST_ROWS:]
     others = [each for each in status.sources if each.uid != uid]
-    ours = SpeedSource(uid=uid, report=report.speed_epoch, counts=counts, at=at)
+    ours = SpeedSource(uid=uid, report=report.speed_epoch, counts=counts, seconds=f"{seconds:.10g}", at=at)
     return status.model_copy(
         update={
             "model": model,
@@ -219,19 +242,24 @@ def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
     """Mean and variance of both together (Chan, Golub, LeVeque 1979), the old ones with the weight that they keep."""
     if fresh.count <= 0:
         return old
-    n, m = _number(old.count) * keep, float(fresh.count)
+    n, m = _number(old.count) * keep, min(float(fresh.count), MOST_STEPS)
     mean, other = _number(old.mean_log), fresh.mean
     total = n + m
     gap = other - mean
     variance = (n * _number(old.variance_log) + m * fresh.variance + gap * gap * n * m / total) / total
     was = _number(old.mean_seconds) or _lognormal(mean, _number(old.variance_log))
-    seconds = (n * was + (fresh.seconds or m * _lognormal(other, fresh.variance))) / total
+    seconds = (n * was + m * _seconds(fresh) / fresh.count) / total
     return LogMoments(
         mean_seconds=f"{seconds:.6g}",
         mean_log=f"{mean + gap * m / total:.6g}",
         variance_log=f"{variance:.6g}",
         count=f"{total:.6g}",
     )
+
+
+def _seconds(sums: LogSums) -> float:
+    """What the steps of the sums take together. An earlier trainer summed logarithms only."""
+    return sums.seconds or sums.count * _lognormal(sums.mean, sums.variance)
 
 
 def _lognormal(mean_log: float, variance: float) -> float:

@@ -66,8 +66,17 @@ def profile_name(fingerprint: str, kind: Kind | None = None) -> str:
     return f"{first}-{sha256(f'{round(kind.sizes)} {kind.precision}'.encode()).hexdigest()[:8]}"
 
 
-Heard = Mapping[str, tuple[Key, StatusReport]]
-"""By uid of the job: its key and its newest report."""
+class _Said(NamedTuple):
+    """The newest report of a job."""
+
+    job: Key
+    report: StatusReport
+    began: datetime | None
+    """When the job began."""
+
+
+Heard = Mapping[str, _Said]
+"""By uid of the job."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +96,12 @@ class Known:
     def merged(self) -> SpeedProfile:
         """The profile with the reports: milliseconds for each of them, so not for the event loop."""
         status = self.profile.status
-        for uid, (job, report) in self.heard.items():
+        for uid, said in self.heard.items():
             try:
-                status = learn(status, uid, report, self.now)
+                status = learn(status, uid, said.report, self.now, said.began)
             except Exception:  # broad: a report comes from a pod of a user's own image
                 self.on_fault()
-                logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
+                logger.exception("the report of job %s/%s cannot be merged and is left out", *said.job)
         return self.profile.model_copy(update={"status": status})
 
 
@@ -152,7 +161,7 @@ class Learner:
         self._writer = writer
         self._wake = wake
         self._wall = wall
-        self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
+        self._heard: dict[Key, dict[str, _Said]] = {}
         """By profile."""
         self._sources: dict[str, _Source] = {}
         """By uid of the job."""
@@ -198,7 +207,7 @@ class Learner:
         heard = self._heard.setdefault(key, {})
         if not heard:  # from then on it is looked at again by itself
             self._wake(key, Priority.ROUTINE)
-        heard[uid] = about, report
+        heard[uid] = _Said(about, report, job.status.start_time)
 
     def _forget(self, uid: str) -> None:
         self._sources.pop(uid, None)
@@ -321,7 +330,7 @@ class Learner:
     ) -> SpeedProfileStatus:
         measured = {source.uid for source in new.sources}
         gone = {uid for uid in measured if not self._runs(uid)}
-        named = [name for uid, ((_, name), _) in heard.items() if uid in measured]
+        named = [said.job[1] for uid, said in heard.items() if uid in measured]
         earlier = [name for name in old.jobs.split(", ") if name and name not in named]
         jobs = ", ".join([*named, *earlier][:NAMED_JOBS])
         return forget(new, gone).model_copy(update={"jobs": jobs})

@@ -246,6 +246,24 @@ async def test_a_process_that_says_other_flops_each_time_makes_no_profile_each_t
     assert faults == 7
 
 
+@pytest.mark.looptime
+async def test_an_impossible_report_is_a_fault_and_the_others_count() -> None:
+    world = World()
+    status = {"startTime": (world.wall - timedelta(hours=1)).isoformat()}
+    honest, absurd = (
+        TrainingJob.model_validate({**job_manifest(name), "status": status}) for name in ("a", "b")
+    )
+    world.add(honest, absurd)
+    for n in range(1, 4):
+        world.hear(honest, of_size(MODEL, 0.2, 5000 * n))
+        world.hear(absurd, of_size(MODEL, 60.0, 10**12 * n))
+        await look(world)
+    assert profiles(world) == {"8e+07": [pytest.approx(0.2, rel=1e-3)]}
+    (profile,) = world.state.profiles.all()
+    assert profile.status.jobs == "a"
+    assert world.metrics.registry.get_sample_value("shoal_plan_faults_total", {"what": "report"}) == 3
+
+
 def test_kinds_differ_by_more_than_some_percent_and_what_is_not_known_differs_from_nothing() -> None:
     one = Kind("f", 8e7)
     for factor, alike in ((1.0, True), (1.049, True), (0.96, True), (1.06, False), (0.94, False)):

@@ -19,6 +19,7 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
 )
 from shoal.controllers.speedprofile.learn import forget, learn, moved
+from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import beside_of, profile_of
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.model import SpeedModel
@@ -423,6 +424,62 @@ def test_a_profile_of_many_jobs_fits_into_etcd() -> None:
     row = status.rows[0]
     learned = sum(any(f"/{row.workers}/" in name for name in source.counts) for source in status.sources)
     assert float(row.compute.count) == pytest.approx(123_456 * learned, rel=1e-3)
+
+
+def many(seconds: float, count: int, life: str = "a", workers: int = 2) -> StatusReport:
+    """So many steps of the same time."""
+    said, log = report(seconds, life=life, workers=workers), math.log(seconds)
+    part = LogSums(count=count, total=count * log, squares=count * log**2, seconds=count * seconds)
+    parts = dict.fromkeys(("compute", "pull", "push", "step"), part)
+    return said.model_copy(update={"speed": (said.speed[0].model_copy(update=parts),)})
+
+
+HOUR = timedelta(hours=1)
+
+
+def test_steps_that_take_longer_than_the_job_exists_are_refused_and_nothing_of_the_report_counts() -> None:
+    """A million years of steps outweighed days of honest measuring."""
+    status = learn(SpeedProfileStatus(), "honest", many(0.1, 36_000), NOW, NOW - HOUR)
+    with pytest.raises(
+        UsageError, match="measured steps of 30,000,000,000,000 s, one after the other, in 3,600 s"
+    ):
+        learn(status, "absurd", many(60.0, 10**12), NOW, NOW - HOUR)
+    again = learn(status, "honest", many(0.1, 72_000), NOW + HOUR, NOW - HOUR)
+    assert float(again.rows[0].compute.count) == pytest.approx(71_000, rel=0.02)
+    assert learn(status, "unknown", many(60.0, 10**12), NOW) != status, (
+        "where nobody knows since when it runs"
+    )
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
+def test_many_processes_of_a_job_measure_no_longer_than_the_job_exists(lives: list[str]) -> None:
+    """A coordinator that says that it began again with each report is refused like one that does not."""
+    status, taken, claimed, before = SpeedProfileStatus(), 0, 0, ("", 0)
+    for number, life in enumerate(lives):
+        count = 100 + number
+        more = count - before[1] if life == before[0] else count
+        claimed += more
+        try:
+            status = learn(status, "job", many(10.0, count, life), NOW, NOW - HOUR)
+        except UsageError:
+            continue
+        before, taken = (life, count), taken + more
+        assert float(status.rows[0].step.count) == pytest.approx(taken, rel=1e-4)
+    most = (1.1 * 3600 + 600) * 2 / 10
+    assert taken <= most
+    assert taken == claimed or claimed > most
+
+
+def test_no_report_weighs_more_than_hours_of_steps() -> None:
+    """Steps of a microsecond are possible by the clock: seven billion of them were the profile for days."""
+    status = learn(SpeedProfileStatus(), "honest", many(0.1, 72_000), NOW, NOW - HOUR)
+    status = learn(status, "tiny", many(1e-6, 7 * 10**9), NOW, NOW - HOUR)
+    assert float(status.rows[0].step.count) < 300_000
+    assert float(status.rows[0].step.mean_seconds) == pytest.approx(0.1 * 72_000 / 272_000, rel=0.01)
+    for number in range(1, 24 * 6 + 1):
+        said = many(0.1, 72_000 + 12_000 * number)
+        status = learn(status, "honest", said, NOW + number * timedelta(minutes=10), NOW - HOUR)
+    assert float(status.rows[0].step.mean_seconds) == pytest.approx(0.1, rel=0.05)
 
 
 def test_what_a_user_guessed_gives_way_to_what_was_measured() -> None:
