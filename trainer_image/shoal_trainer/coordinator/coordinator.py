@@ -366,12 +366,15 @@ class Coordinator:
             self.members.get(tasks.holder).last_push = now  # it has a task, and will push again
             self.speeds.task(now)
         training = self.course.trains and not tasks.ending
-        team = [member for member in self.members.active() if member.pushes(now)] if training else []
+        active = self.members.active() if training else []
+        late = [member for member in active if member.worker in self.speeds.team and member.stalls(now)]
+        team = [*(member for member in active if member.pushes(now)), *late]
+        doubted = min((member.last_push for member in late), default=math.inf)
         slowest = max((member.push_seconds or 0.0 for member in team), default=0.0)
         pushing = frozenset(member.worker for member in team)
         gone = self.speeds.team - pushing
         left = self.members.left(gone) if training else gone
-        self.speeds.observe(now, pushing, slowest, left)
+        self.speeds.observe(now, pushing, slowest, left, doubted)
 
     def _contact(self, worker: Worker) -> Member:
         slot, incarnation = worker

@@ -132,6 +132,19 @@ class Member:
         """Whether it has pushed recently, by its own pace."""
         return now - self.last_push <= max(PUSHES_SECONDS, SILENCE_STEPS * (self.push_seconds or 0.0))
 
+    def stalls(self, now: float) -> bool:
+        """Whether it is late with a push, and at work as far as is known: heard, with work, in reach of the servers.
+
+        Not for longer than a worker may be silent.
+        """
+        return (
+            self.state is WorkerState.ACTIVE
+            and not self.outage_seconds
+            and self.idle_since == math.inf
+            and not self.pushes(now)
+            and now - self.last_push <= max(LOST_SECONDS, 2 * self.push_limit)
+        )
+
     def newly_wasted(self, request: WithWaste) -> int:
         """The wasted steps that no earlier request counted; one whose answer was lost is repeated."""
         counted = max(self.wasted_steps, request.wasted_acknowledged)

@@ -5,7 +5,8 @@ caches and the clock of its GPU need some steps to become steady, so the first `
 left out, and those of at least `SETTLE_SECONDS`, unless workers only left. A loss is noticed late (a worker is silent
 for seconds before anybody knows), so sums are kept back for as long as that takes, and dropped if it turns out that a
 member was lost. Who comes, and who says that it leaves, is known at once: nothing is dropped then, or a job whose
-workers change often would learn nothing.
+workers change often would learn nothing. Nor is it for a member that was heard and pushes again: it was slow, and its
+long step counts like all others, or a job of many workers that stall now and then would learn nothing, and too little.
 """
 
 from __future__ import annotations
@@ -74,11 +75,17 @@ class Speeds:
         self._settled_at = math.inf
 
     def observe(
-        self, now: float, team: frozenset[Worker], slowest: float, left: frozenset[Worker] = frozenset()
+        self,
+        now: float,
+        team: frozenset[Worker],
+        slowest: float,
+        left: frozenset[Worker] = frozenset(),
+        doubted: float = math.inf,
     ) -> None:
         """The workers that push now, the longest time between two pushes of one of them, and who said goodbye.
 
-        `slowest` is in seconds. Of those who push no more only they are known not to have been lost.
+        `slowest` is in seconds. Of those who push no more only they are known not to have been lost. `doubted`: since
+        when a member of the team is late, who may be lost: what was measured after it is kept back until that is known.
         """
         self._slowest = slowest
         before, self.team = self.team, team
@@ -88,7 +95,7 @@ class Speeds:
             self._settle(now)
         elif before - team:
             self._settled_at = max(self._settled_at, now + SETTLE_STEPS * slowest)
-        if now - self._since >= max(SILENCE_SECONDS, SILENCE_STEPS * slowest):
+        if now - self._since >= max(SILENCE_SECONDS, SILENCE_STEPS * slowest) and self._since <= doubted:
             self._merge(self._kept, now)
             self._kept, self._fresh = self._fresh, defaultdict(_Row)
             self._since = now
