@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from shoal.cluster.transport import Transport
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, kind_of, learn, moved, newest
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.errors import Unavailable
+from shoal.policy.common.times import parse_time
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet.resources import unusable_rows
@@ -51,6 +52,7 @@ DAY_SECONDS = 86_400.0
 LEFT_OUT, ROWS_LEFT_OUT = "LeftOut", "RowsLeftOut"
 """Why a profile is not ready: as a whole, or some rows of its spec."""
 NAMED_ROWS = 5
+_EVER = datetime.min.replace(tzinfo=UTC)
 _MADE = {MADE_BY: "shoal"}
 """Labels of profiles that the operator made."""
 
@@ -277,7 +279,8 @@ class Learner:
         if not self._writer.can_write(profile):
             return LATE_SECONDS  # it changed to what cannot be read: what else it becomes is heard
         known = self.known(key)
-        if is_forgotten(profile, known.now) and self._is_idle(profile, self._annotated(namespace)):
+        too_old = is_forgotten(profile, known.now) and is_forgotten(profile, self._served())
+        if too_old and self._is_idle(profile, self._annotated(namespace)):
             return None if await self._delete(profile, "its measurements are too old") else DAY_SECONDS
         ended = {uid: each for uid, each in known.heard.items() if not self._runs(uid)}
         before = status = known.profile.status
@@ -430,6 +433,19 @@ class Learner:
         self._state.profiles.drop(about.uid)
         logger.info("SpeedProfile %s/%s is deleted: %s", about.namespace, about.name, why)
         return True
+
+    def _served(self) -> datetime:
+        """A time that has come by the API server's clock: when the newest object was made that is known.
+
+        What is deleted is gone for good: the clock of this process alone does not say that it is old.
+        """
+        state = self._state
+        made = [
+            *(each.metadata.creation_timestamp for each in state.profiles.all()),
+            *(each.metadata.creation_timestamp for each in state.jobs.all()),
+            *(each.metadata.creation_timestamp for each in state.pods.all()),
+        ]
+        return max((parse_time(each) or _EVER for each in made), default=_EVER)
 
     def _runs(self, uid: str) -> bool:
         job = self._state.jobs.by_uid(uid)

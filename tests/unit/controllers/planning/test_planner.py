@@ -1047,6 +1047,26 @@ async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_
     assert world.state.profiles.get("old", "team") is None
 
 
+@pytest.mark.parametrize("later", ["nothing", "a job"])
+async def test_a_clock_that_is_half_a_year_ahead_deletes_no_profile(later: str) -> None:
+    """What a leader deletes with such a clock is gone for good. What is made meanwhile says what time it is."""
+    world, real = World(), NOW - timedelta(days=180)
+    world.cluster.now = lambda: real
+    key = old_profile(world)
+    if later == "a job":
+        manifest = job_manifest()
+        manifest["metadata"]["creationTimestamp"] = f"{real:%Y-%m-%dT%H:%M:%SZ}"
+        world.add(TrainingJob.model_validate(manifest))
+    world.wall = NOW
+    assert await world.learner(key) == DAY_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
+    manifest = job_manifest("later")
+    manifest["metadata"]["creationTimestamp"] = f"{NOW:%Y-%m-%dT%H:%M:%SZ}"
+    world.add(TrainingJob.model_validate(manifest))
+    assert await world.learner(key) is None
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
+
+
 @pytest.mark.parametrize(
     "more",
     [
