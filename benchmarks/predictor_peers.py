@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,6 @@ class Published:
     features: Callable[[pd.DataFrame], Floats]
     per_accelerator: bool
     of_speed: bool  # `measured` is a speed, but the regression is of time
-    notes: list[str] = field(default_factory=list)
 
     def fit(self, rows: pd.DataFrame) -> Published:
         """Fit to the rows of `tables.load`."""
@@ -66,6 +65,10 @@ class Published:
                 for name, at in self._parts(rows).items()
             }
         return self
+
+    def notes_on(self, _rows: pd.DataFrame, /) -> list[str]:
+        """None."""
+        return []
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         """Give (n, 3); low and high are nan.
@@ -163,6 +166,10 @@ class SumOfWorkers:
     def fit(self, _rows: pd.DataFrame) -> SumOfWorkers:
         """Nothing is fitted."""
         return self
+
+    def notes_on(self, _rows: pd.DataFrame, /) -> list[str]:
+        """None."""
+        return []
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         """Give (n, 3); low and high are nan."""

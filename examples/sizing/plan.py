@@ -23,21 +23,21 @@ speed = ClusterSpeed().fit(clusters, workers)
 new = Model("new", flops=3 * 1.07e9, parameters=3_900_000, tensors=190)
 
 print("One worker:")
-k80, p100, t4 = (speed.workers.step_seconds(new, name) for name in ("K80", "P100", "T4"))
+k80, p100, t4 = (speed.workers_.step_seconds(new, name) for name in ("K80", "P100", "T4"))
 for name, step in (("K80", k80), ("P100", p100), ("T4", t4)):  # a T4 was never measured: by its data sheet
     print(f"  {name}: {step.mean:.3f} s a step, 90 % between {step.low:.3f} and {step.high:.3f}")
 
 print("P100 workers and parameter servers:")
 for count in (8, 16):
     for servers in (1, 2):
-        steps, _ = speed.servers.speed(Cluster(new, count, servers, alone=count / p100.mean, speed=1.0))
+        steps, _ = speed.servers_.speed(Cluster(new, count, servers, alone=count / p100.mean, speed=1.0))
         print(f"  {count} and {servers}: {steps:.1f} steps/s")
 
 print("200,000 steps in two hours:")
-capacity, sigma = speed.servers.capacity(new, 1)
+capacity, sigma = speed.servers_.capacity(new, 1)
 servers = Servers(
     counts=(1, 2, 3), price=0.19, sigma=sigma, measured=1,
-    model=PsModel(1 / capacity, speed.servers.sharpness, speed.servers.scaling),
+    model=PsModel(1 / capacity, speed.servers_.sharpness, speed.servers_.scaling),
 )  # fmt: skip
 pools = [
     Pool(

@@ -46,8 +46,8 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Self:
         """Fit to X (n, d) >= 0 and y (n,) > 0. Rows of one of the `groups` (n,) count as repeats of one."""
-        if not self.noise > 0:
-            raise UsageError(f"noise must be above 0, not {self.noise}")
+        if not 0 < self.noise < np.inf:
+            raise UsageError(f"noise must be above 0, and finite, not {self.noise}")
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         X, y = np.asarray(X), np.asarray(y, dtype=np.float64)
         _not_negative(X)

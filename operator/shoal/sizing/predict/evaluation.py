@@ -6,7 +6,7 @@ All three splits keep the rows of a model together; repeats are never split at r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +33,11 @@ MOST_FOLDS = 40  # see group_folds
 class Predictor(Protocol):
     """The interface of the evaluated predictors."""
 
-    notes: list[str]
-
     def fit(self, rows: pd.DataFrame) -> Predictor:
         """Fit to the rows of `tables.load`."""
+
+    def notes_on(self, rows: pd.DataFrame, /) -> list[str]:
+        """What a reader of the predictions for these rows has to know."""
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         """Give (n, 3) low, predicted, high in the unit of `measured`."""
@@ -57,7 +58,6 @@ class _ClusterSteps:
     single_models: int
     never_clustered: set[str]
     elsewhere: bool = False
-    notes: list[str] = field(default_factory=list)
 
     def leave_out(self, accelerator: str) -> None:
         """Fit no single worker with this accelerator."""
@@ -70,8 +70,10 @@ class _ClusterSteps:
         if workers is not None and self.held_out:
             workers = workers[workers["model"].isin(set(rows["model"]) | self.never_clustered)]
         self._cluster = ClusterSpeed(self.catalogue, self.elsewhere).fit(rows, workers)
-        self.notes = self._cluster.notes
         return self
+
+    def notes_on(self, rows: pd.DataFrame) -> list[str]:
+        return self._cluster.notes_on(rows)
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         return self._cluster.predict(rows, alone_speeds(rows) if self.given else None)
@@ -143,7 +145,7 @@ def leave_one_model_out(predictor: Predictor, rows: pd.DataFrame) -> tuple[pd.Da
     for train, test in folds_by_model(rows):
         predictor.fit(train)
         parts.append(_with(test, predictor.predict(test)))
-        notes = predictor.notes
+        notes = predictor.notes_on(test)
     if rows["model"].nunique() > MOST_FOLDS:
         notes = [
             *notes,
@@ -231,7 +233,7 @@ def _predict(
     if held is None:
         return leave_one_model_out(predictor, rows)
     predictor.fit(rows)
-    return _with(held, predictor.predict(held)), predictor.notes
+    return _with(held, predictor.predict(held)), predictor.notes_on(held)
 
 
 def _cluster(

@@ -22,8 +22,9 @@ import pandas as pd
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue
+from shoal.sizing.availability import Floats
 
-__all__ = ["COLUMNS", "TARGETS", "Column", "load", "read_csv"]
+__all__ = ["COLUMNS", "TARGETS", "Column", "load", "measured_in", "read_csv"]
 
 
 @dataclass(frozen=True)
@@ -245,3 +246,17 @@ def _positive(values: pd.Series, name: str, path: Path) -> pd.Series:
             "than 0: correct it or remove the row"
         )
     return numbers
+
+
+def measured_in(rows: pd.DataFrame) -> Floats:
+    """(n,) what was measured, of a table that need not be from a file.
+
+    Raises:
+        UsageError: one is no number above 0: what is fitted are logarithms.
+    """
+    values = np.asarray(rows["measured"], dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(wrong):
+        at = wrong[0]
+        raise UsageError(f"row {rows.index[at]}: measured must be a number above 0, not {values[at]:g}")
+    return values

@@ -41,9 +41,9 @@ def clusters(count: int = 8, servers: tuple[int, ...] = (1,), noise: float = 0.0
 
 def test_fit_recovers_costs_and_sharpness() -> None:
     fit = ClusterSpeed().fit(clusters())
-    assert np.exp(fit.servers.theta[0]) == pytest.approx(TENSOR, rel=0.2)
-    assert np.exp(fit.servers.theta[1]) == pytest.approx(PARAMETER, rel=0.2)
-    assert 2.5 < fit.servers.sharpness < 6
+    assert np.exp(fit.servers_.theta[0]) == pytest.approx(TENSOR, rel=0.2)
+    assert np.exp(fit.servers_.theta[1]) == pytest.approx(PARAMETER, rel=0.2)
+    assert 2.5 < fit.servers_.sharpness < 6
 
 
 def test_unseen_model_and_more_servers_are_predicted() -> None:
@@ -67,7 +67,7 @@ def test_two_servers_are_less_sure_than_the_one_that_was_measured() -> None:
 
 def test_single_model_widens_interval_and_adds_note() -> None:
     fit = ClusterSpeed().fit(clusters(1))
-    assert "1 models only" in " ".join(fit.notes)
+    assert "1 models only" in " ".join(fit.notes_)
     found, several = fit.predict(clusters(2)), ClusterSpeed().fit(clusters(8)).predict(clusters(2))
     assert np.isfinite(found).all()
     assert (found > 0).all()

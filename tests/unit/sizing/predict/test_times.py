@@ -15,7 +15,7 @@ class TestDurations:
         assert 0 < low < mean < high
         assert mean == pytest.approx(2.0, rel=0.1)
         assert high / low > 1.15
-        assert fit.notes
+        assert fit.notes_
         with pytest.raises(NotEnoughData):
             SnapshotTime().predict(rows)
 

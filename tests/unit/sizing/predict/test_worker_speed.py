@@ -49,7 +49,7 @@ def test_accelerator_with_rows_has_own_fit() -> None:
         found = speed.step_seconds(NEW, accelerator, 64)
         assert found.mean == pytest.approx(step(NEW, accelerator), rel=0.05)
         assert found.low <= step(NEW, accelerator) <= found.high
-    assert speed.notes == []
+    assert speed.notes_ == []
 
 
 def test_accelerator_without_rows_is_transferred_and_corrected() -> None:
@@ -80,7 +80,7 @@ def test_single_row_gives_wide_interval_and_note() -> None:
     found = speed.step_seconds(NEW, "A100", 64)
     assert 0 < found.low < found.mean < found.high < np.inf
     assert found.high / found.low > 2
-    assert "measured with 1 model only" in " ".join(speed.notes)
+    assert "measured with 1 model only" in " ".join(speed.notes_)
 
 
 def test_varying_cpu_cores_are_a_feature() -> None:
@@ -115,7 +115,7 @@ def test_of_too_many_configurations_the_same_are_fitted_in_whatever_order_they_c
     for seed in range(2):
         fitted = WorkerSpeed().fit(rows.sample(frac=1, random_state=seed))
         found.append(fitted.predict(asked))
-        assert "40 of 640 configurations are left out: 600 are fitted" in fitted.notes
+        assert "40 of 640 configurations are left out: 600 are fitted" in fitted.notes_
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
 
 
