@@ -65,11 +65,17 @@ def proposal(
 def wished(
     counts: Mapping[str, int], now: datetime, old: Proposal | None, wait: Stabilization
 ) -> tuple[datetime, tuple[Wish, ...]]:
-    """Since when these counts are proposed, and what was before, as far back as a change must last."""
+    """Since when these counts are proposed, and what was before, as far back as a change must last.
+
+    What was first proposed in what is now the future was so by a clock that has been set since: it counts from now on.
+    """
     if old is None:
         return now, ()
-    same = old.pools == counts
-    since, before = (old.since, old.before) if same else (now, (*old.before, Wish(old.since, old.pools)))
+    wishes = [Wish(min(wish.since, now), wish.pools) for wish in (*old.before, Wish(old.since, old.pools))]
+    if old.pools != counts:
+        wishes.append(Wish(now, counts))
+    *before, newest = wishes
+    since = newest.since
     ends = (*(wish.since for wish in before[1:]), since)
     longest = timedelta(seconds=max(wait.up, wait.down))
     return since, tuple(wish for wish, end in zip(before, ends, strict=False) if now - end <= longest)
