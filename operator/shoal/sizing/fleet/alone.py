@@ -1,8 +1,6 @@
 """The plan of one job, in the nodes that others leave: the cheapest one that keeps its limits, or what runs.
 
-What runs is kept unless the gain is sure; where nothing keeps the deadline, the cheapest is taken that is about as fast
-as the fastest; where nothing keeps the budget, what costs least beyond it; and one worker measures a pool where knowing
-its speed is worth its price.
+What runs is kept unless the gain is sure, and one worker measures a pool where knowing its speed is worth its price.
 """
 
 from __future__ import annotations
@@ -13,35 +11,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-
 from shoal.errors import UsageError
 from shoal.sizing.fleet.answers import answer_of, unplanned
 from shoal.sizing.fleet.kept import Asked, Choice, Kept, choice_of
 from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.engine import TABLE_RUNS
 from shoal.sizing.plan.explain import duration, fleet, money, sentence
-from shoal.sizing.plan.planner import Plan, Point, plan
+from shoal.sizing.plan.planner import Plan, exactly, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Engines
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import Trial, worth_measuring
 from shoal.sizing.speed.measurements import Basis
 
-__all__ = ["Given", "Solved", "exactly", "fits", "solve", "under_way"]
+__all__ = ["Given", "Solved", "fits", "solve", "under_way"]
 
 logger = logging.getLogger(__name__)
 
-AS_FAST = 1.05
-"""A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
-AS_LIKELY = 0.02
-"""And it is as likely in time if it is so in up to this part of the simulated runs less often than the likeliest."""
 WELL_KEPT = 0.5
 """A worker is given up if the limits are then missed in up to this part of the runs that may miss them."""
-AS_CHEAP = 1.1
-"""What runs is left for one that is as fast and as likely only if it costs this many times as much."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +96,6 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
         )
         words = f"{missing}: what runs is kept, and at least the workers that it begins with."
         return Solved(job, unplanned(job, given.pools, left, words))
-    for limit, value, words in (
-        ("deadline", job.deadline_seconds, _raise("The deadline has passed", "deadlineSeconds")),
-        ("budget", job.budget_left, _raise("The budget is spent", "maxCost")),
-    ):
-        if value is not None and value <= 0:
-            # What is late is to be fast, what is dear is to be cheap, whatever the job prefers.
-            late = limit == "deadline"
-            without = replace(
-                job,
-                prefer="MinTime" if late else "MinCost",
-                deadline_seconds=None if late else job.deadline_seconds,
-                budget_left=job.budget_left if late else None,
-            )
-            return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
         one = given.problem(job, left)
     except UsageError as error:
@@ -133,7 +108,7 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, sentence(str(error))))
     answer = answer_of(job, one, choice.found)
-    return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
+    return Solved(job, _with_trial(answer, choice), one, choice.found)
 
 
 def _squeezed(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved | None:
@@ -155,15 +130,8 @@ def under_way(job: FleetJob) -> Mapping[str, int]:
 
 def fits(problem: Problem, counts: Sequence[int]) -> bool:
     """Whether a job may run these workers."""
-    within = all(n <= pool.limit for n, pool in zip(counts, problem.pools, strict=True))
+    within = all(n <= pool.nodes for n, pool in zip(counts, problem.pools, strict=True))
     return within and ElasticModel(problem).allows(counts, problem.servers.counts[0])
-
-
-def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
-    """The plan of these workers."""
-    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, counts, strict=True))
-    found = plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
-    return replace(found, given=True, proved=False)
 
 
 def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
@@ -180,26 +148,24 @@ def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
 
 def _choice(asked: Asked, seed: int) -> Choice:
     """What one job chooses."""
-    problem = asked.problem
-    engines = Engines(problem)
-    best = _settled(engines, asked.under_way, plan(problem, seed=seed, engines=engines), seed)
-    found = _affordable(engines, asked.under_way, best, seed)
+    problem, engines = asked.problem, Engines(asked.problem)
+    current = asked.under_way if fits(problem, asked.under_way) else ()
+    best = plan(problem, seed=seed, engines=engines, current=current)
+    found = _settled(engines, current, best, seed) if current else best
     return Choice(found, _trial(asked, found))
 
 
 def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) -> Plan:
-    """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
-    problem, over = engines.problem, best.misses_only_budget
-    if current == best.counts or not (best.feasible or over) or not fits(problem, current):
+    """The best plan, or what runs if it does as well by the limits and the gain is not sure enough to switch."""
+    problem, aim = engines.problem, best.aim
+    if current == best.counts or best.weighed:
         return best
-    if over:
-        engines = Engines(_beyond_budget(problem))
-    change = switch(engines.problem, current, best.counts, best.servers, engines)
+    change = switch(replace(problem, objective=aim), current, best.counts, best.servers, engines)
     barely = best.feasible and _barely(problem, current, best)
     if not change.kept or (is_sure(change.saved) and not barely):
         return best
-    same = exactly(problem, current, seed)
-    if not (same.feasible or (over and same.misses_only_budget)):
+    same = exactly(problem, current, seed, engines)
+    if same.aim != aim:
         return best
     better = (
         f"would keep the limits in {best.kept:.1%} of the simulated runs, and to give a worker up needs "
@@ -208,7 +174,7 @@ def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) 
         else f"would be better in {gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}"
     )
     note = f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, {better}."
-    return replace(same, notes=(*same.notes, note), proved=over and best.proved)
+    return replace(same, notes=(*same.notes, note), proved=not best.feasible and best.proved)
 
 
 def _barely(problem: Problem, current: Sequence[int], best: Plan) -> bool:
@@ -222,83 +188,23 @@ def _may_miss(problem: Problem) -> float:
     return WELL_KEPT * (1 - problem.objective.confidence)
 
 
-def _beyond_budget(problem: Problem) -> Problem:
-    """What is left to decide where the budget is missed: how to keep the rest at least cost, whatever is preferred."""
-    return replace(problem, objective=replace(problem.objective, budget=None, prefer="MinCost"))
-
-
-def _affordable(engines: Engines, current: tuple[int, ...], found: Plan, seed: int) -> Plan:
-    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest as fast and as likely."""
-    problem = engines.problem
-    if found.feasible or problem.objective.prefer != "MinCost" or found.counts != found.fastest.counts:
-        return found
-    near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
-    cheapest = min(near, key=_cost, default=None)
-    spot = [pool.spot for pool in problem.pools]
-    if cheapest is not None and any(n and of for n, of in zip(cheapest.counts, spot, strict=True)):
-        # Nodes that are lost are as fast in the mean only.
-        cheapest = _likeliest(engines, current, near, seed)
-    if cheapest is None or cheapest.counts == found.counts:
-        return found
-    instead = exactly(problem, cheapest.counts, seed)
-    note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
-    return replace(instead, notes=(*instead.notes, note), proved=found.proved)
-
-
-def _likeliest(engines: Engines, current: tuple[int, ...], near: Sequence[Point], seed: int) -> Point:
-    """The cheapest that keeps the limits about as often as the one that does most often; what runs, if it is such."""
-    problem, points, slowest = engines.problem, list(near), AS_FAST * min(point.seconds for point in near)
-    if fits(problem, current):
-        same = exactly(problem, current, seed)
-        if same.seconds <= slowest:
-            points.append(Point(current, same.servers, same.seconds, same.cost))
-    engine = engines.until(points[0].seconds, runs=TABLE_RUNS, seed=seed)
-    chances = [
-        float(engine.chances(np.array([point.counts]).T, point.servers, np.array([_hourly(point)]))[0])
-        for point in points
-    ]
-    least = max(chances) - AS_LIKELY
-    likely = [point for point, chance in zip(points, chances, strict=True) if chance >= least]
-    cheapest = min(likely, key=_cost)
-    return next((p for p in likely if p.counts == current and p.cost <= AS_CHEAP * cheapest.cost), cheapest)
-
-
-def _hourly(point: Point) -> float:
-    return 3600 * point.cost / point.seconds
-
-
-def _cost(point: Point) -> float:
-    return point.cost
-
-
 def _trial(asked: Asked, found: Plan) -> Trial | None:
     """One worker in a pool that was never measured, where that is worth its price."""
-    over = found.misses_only_budget
-    problem = _beyond_budget(asked.problem) if over else asked.problem
-    late = not (found.feasible or over)
+    problem = replace(asked.problem, objective=found.aim)
     if problem.min_workers == problem.max_workers:
         return None
-    if _in_time(problem, late=late) and not asked.measured:  # what it is slower than is a guess, too
+    if found.aim.prefer == "MinTime" and not asked.measured:  # what it is slower than is a guess, too
         return None
-    return worth_measuring(
-        problem, found.counts, found.cost, found.seconds, asked.unmeasured, asked.begun, late=late
-    )
+    return worth_measuring(problem, found.counts, found.cost, found.seconds, asked.unmeasured, asked.begun)
 
 
-def _in_time(problem: Problem, *, late: bool) -> bool:
-    """Whether it is time that counts, and not money."""
-    return late or problem.objective.prefer == "MinTime"
-
-
-def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
+def _with_trial(answer: JobPlan, choice: Choice) -> JobPlan:
     """The plan with the worker that measures."""
-    found, trial, pools = choice.found, choice.trial, problem.pools
+    found, trial, pools = choice.found, choice.trial, choice.found.pools
     if trial is None:
         return answer
-    over = found.misses_only_budget
-    in_time = _in_time(_beyond_budget(problem) if over else problem, late=not (found.feasible or over))
     left = [pool.name for pool, n, was in zip(pools, trial.counts, found.counts, strict=True) if n < was]
-    told = duration if in_time else partial(money, currency="")
+    told = duration if found.aim.prefer == "MinTime" else partial(money, currency="")
     who = f"One worker in place of one from {left[0]}" if left else "One worker more"
     words = (
         f"{who} measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
@@ -309,11 +215,3 @@ def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
         reason=f"{answer.reason} {words}",
     )
-
-
-def _raise(what: str, field: str) -> str:
-    return f"{what}: raise elasticity.objective.{field}, or remove it."
-
-
-def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
-    return replace(found, feasible=False, binding=binding, confidence=0.0, reason=f"{words} {found.reason}")

@@ -14,9 +14,10 @@ import numpy as np
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Floats
-from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
+from shoal.sizing.fleet.alone import Given, Solved, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.planner import exactly
 from shoal.sizing.plan.problem import Prefer
 from shoal.sizing.plan.switch import is_sure, switch
 from shoal.sizing.plan.together import plan_together

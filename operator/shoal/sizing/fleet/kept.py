@@ -95,7 +95,7 @@ def _left(before: Problem, choice: Choice, now: Problem) -> float | None:
     workers = choice.found.counts if choice.trial is None else choice.trial.counts
     same = (
         most <= (1 + APART) * least
-        and all(_same(old, new, {"step_seconds", "limit"}) for old, new in pairs)
+        and all(_same(old, new, {"step_seconds", "limit", "room"}) for old, new in pairs)
         and all(_has_room(*pair, now.max_workers, n) for pair, n in zip(pairs, workers, strict=True))
         and _same(before.servers, now.servers, {"model"})
         and _same(before.servers.model, now.servers.model, {"update_seconds"})
@@ -124,9 +124,9 @@ def _has_room(old: Pool, new: Pool, most: int | None, workers: int) -> bool:
 
     Some nodes to spare are a reserve for lost ones.
     """
-    less = new.limit <= old.limit
-    return new.limit == old.limit or (
-        new.limit >= SPARE * workers if less else most is not None and old.limit >= most
+    less = new.nodes <= old.nodes
+    return new.nodes == old.nodes or (
+        new.nodes >= SPARE * workers if less else most is not None and old.nodes >= most
     )
 
 
@@ -172,6 +172,7 @@ def _up_to_date(found: Plan, problem: Problem, left: float) -> Plan:
         found,
         pools=tuple(problem.pools),
         objective=problem.objective,
+        aim=problem.objective,
         work=problem.work,
         shared=problem.shared,
         seconds=left * found.seconds,

@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from shoal.errors import Interrupted, UsageError
-from shoal.sizing.fleet.alone import Given, Solved, exactly, solve, under_way
+from shoal.sizing.fleet.alone import Given, Solved, solve, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
-from shoal.sizing.plan.planner import Plan, nothing
+from shoal.sizing.plan.planner import Plan, exactly, nothing
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
@@ -175,8 +175,9 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
     if planned.one is None:
         return planned
     problem = planned.one.problem
+    counts = [has.get(pool.name, 0) for pool in problem.pools]
     try:
-        found = exactly(problem, [has.get(pool.name, 0) for pool in problem.pools])
+        found = exactly(replace(problem, min_workers=min(problem.min_workers, sum(counts))), counts)
     except UsageError:
         return planned
     note = "It would change places with another job, and neither can spare a worker meanwhile: it stays."
@@ -201,7 +202,7 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     if job.deadline_seconds is None or samples is None:
         return not one.measured, math.inf
     rates = sorted(
-        (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.limit)),
+        (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.nodes)),
         reverse=True,
     )
     fastest = sum(rates[: job.max_workers])

@@ -17,7 +17,8 @@ from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import wire_bytes
 from shoal.sizing.plan.deadline import spare_seconds
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.explain import duration
+from shoal.sizing.plan.problem import PASSED, SPENT, Objective, Pool, Problem, Servers
 from shoal.sizing.plan.work import StepWork, Work
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Basis, Model
@@ -74,6 +75,9 @@ def job_problem(
     """
     model, work = job.model, work_of(job)
     assert model is not None
+    deadline = None if job.deadline_seconds is None else max(job.deadline_seconds, PASSED)
+    budget = None if job.budget_left is None else max(job.budget_left, SPENT)
+    job = replace(job, deadline_seconds=deadline, budget_left=budget)
     by_name = {pool.name: pool for pool in pools}
     notes = [
         f"There is no CapacityPool {name}: add it or remove it from workers.pools."
@@ -103,6 +107,7 @@ def job_problem(
             price=job.server_price,
             zone=job.servers_zone or None,
         )
+    _check(options, limits, by_name, job, notes)
     problem = Problem(
         pools=tuple(options),
         work=work,
@@ -123,11 +128,41 @@ def job_problem(
     pace = pace_of(problem, job.now) or job.pace_before
     problem, note = at_present_pace(problem, pace)
     reserve = _reserve(problem, promised or {})
-    supplied = (_supplied(p, by_name[p.name], job, reserve is not None) for p in problem.pools)
+    supplied = [_supplied(p, by_name[p.name], job, reserve is not None) for p in problem.pools]
+    _check(supplied, limits, by_name, job, notes)
     problem = replace(problem, pools=tuple(supplied))
     if reserve is None and promised is not None and job.min_workers < job.max_workers:
         problem = replace(problem, fallback=_fallback(problem, promised))
     return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace, reserve or {})
+
+
+def _check(
+    options: Sequence[Pool],
+    limits: Mapping[str, int],
+    pools: Mapping[str, FleetPool],
+    job: FleetJob,
+    notes: Sequence[str],
+) -> None:
+    """Raise UsageError where there are fewer nodes than the job needs, and it is no limit that is to be raised."""
+    nodes = {option.name: min(option.nodes, limits[option.name]) for option in options}
+    short = [option for option in options if nodes[option.name] < option.limit]
+    steady = sum(nodes[option.name] for option in options if not option.spot)
+    enough = sum(nodes.values()) >= max(job.min_workers, 1) and steady >= job.on_demand_base
+    if short and not enough:
+        raise UsageError(" ".join([*notes, *(_why_short(pools[o.name], nodes[o.name]) for o in short)]))
+
+
+def _why_short(pool: FleetPool, nodes: int) -> str:
+    """Why a job can have fewer nodes of a pool than its limit, and when that ends."""
+    which = f"CapacityPool {pool.name}"
+    if pool.ending:
+        return f"Name another pool in workers.pools in place of {which}."
+    if pool.exhausted or pool.doubted:
+        ago = f" {duration(pool.exhausted_seconds)} ago" if pool.exhausted_seconds else ""
+        return (
+            f"{which} ran out of nodes{ago}: wait until it has some, or name another pool in workers.pools."
+        )
+    return f"The other jobs leave {nodes or 'none'} of the {pool.limit} nodes of {which}."
 
 
 def _reserve(problem: Problem, promised: Mapping[str, int]) -> dict[str, int] | None:
@@ -163,7 +198,7 @@ def _fallback(problem: Problem, promised: Mapping[str, int]) -> str:
             pool
             for pool in problem.pools
             if not pool.spot
-            and pool.limit - promised.get(pool.name, 0) >= most
+            and pool.nodes - promised.get(pool.name, 0) >= most
             and zones <= {pool.zone or zone for zone in zones}
         ),
         key=_dear,
@@ -183,7 +218,7 @@ def _on_demand(problem: Problem, zone: str | None, promised: Mapping[str, int]) 
     counts, left = np.zeros((len(problem.pools), most)), np.arange(1.0, most + 1)
     for row, pool in sorted(enumerate(problem.pools), key=lambda each: -each[1].samples_per_second):
         if not pool.spot and (zone is None or pool.zone in {"", zone}):
-            counts[row] = np.minimum(left, max(pool.limit - promised.get(pool.name, 0), 0))
+            counts[row] = np.minimum(left, max(pool.nodes - promised.get(pool.name, 0), 0))
             left = left - counts[row]
     return counts
 
@@ -192,14 +227,14 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
     """A pool with its stock-outs: what is out now, or may be still, and, of spot without a reserve, what may come."""
     if pool.doubted and sum(job.running.values()) > option.running:
         # One worker shows whether there are nodes again; more may leave theirs for nothing.
-        option = replace(option, limit=min(option.limit, option.running + 1))
+        option = replace(option, room=min(option.room, option.running + 1))
     if not option.spot:
         return option
     if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it
         longest = max(option.stock.out_seconds, SHORT_OUT_SECONDS)
         return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), longest))
     if pool.exhausted:  # nothing more comes from it
-        option = replace(option, limit=min(option.limit, option.running))
+        option = replace(option, room=min(option.room, option.running))
     return option if reserved else _with_stock_outs(option, pool, job)
 
 
@@ -333,7 +368,8 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
     shock_share, shock_size = _shocks_of(pool)
     return Pool(
         name=pool.name,
-        limit=min(pool.limit, running) if pool.ending or (pool.exhausted and not pool.spot) else pool.limit,
+        limit=pool.limit,
+        room=running if pool.ending or (pool.exhausted and not pool.spot) else math.inf,
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
         step_sigma=speed.sigma,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.sizing.availability import Floats, Losses
 from shoal.sizing.plan.cost import money_per_step
-from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.problem import Objective, Pool, Problem
 from shoal.sizing.plan.work import StepWork
 
 __all__ = ["Engine", "Runs"]
@@ -52,11 +52,11 @@ class Engine:
         self._rng = np.random.default_rng(seed)
         rounding = self._rng.random((runs, STEPS))
         self._supplies = {
-            pool.name: pool.process.supply(self._rng, runs, STEPS, self.step, pool.limit)
+            pool.name: pool.process.supply(self._rng, runs, STEPS, self.step, pool.nodes)
             for pool in problem.pools
         }
         self._losses = {
-            pool.name: Losses(self._supplies[pool.name], pool.limit, rounding, seed + number)
+            pool.name: Losses(self._supplies[pool.name], pool.nodes, rounding, seed + number)
             for number, pool in enumerate(problem.pools)
         }
         self._struck = self._rng.random((runs, STEPS))
@@ -202,7 +202,7 @@ class Engine:
                 there += (supply.stays - supply.there) * np.minimum(asked, pool.running)
             held = np.floor(there + self._parting[: len(supply.there)])
         else:
-            held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), asked)
+            held = np.minimum(np.floor(supply.there * pool.nodes + 1e-9), asked)
         out = min(round(pool.out_seconds / self.step), STEPS)
         held[..., :out] = np.minimum(held[..., :out], pool.running)
         before = np.empty_like(held)
@@ -222,13 +222,15 @@ class Engine:
 
     # -- many plans ---------------------------------------------------------------------------------------------
 
-    def chances(self, counts: NDArray[np.int64], servers: int, hourly: Floats) -> Floats:
-        """(m,) how likely plans (k, m) keep the deadline and the budget, both in the same run.
+    def chances(
+        self, counts: NDArray[np.int64], servers: int, hourly: Floats, objective: Objective | None = None
+    ) -> Floats:
+        """(m,) how likely plans (k, m) keep deadline and budget of the `objective` (that of the problem), in one run.
 
         The work of each pool until then is simulated for every number of workers that occurs; of plans only the sums.
         `hourly` (m,) is what a plan pays in an hour with all its workers.
         """
-        objective, horizon = self.problem.objective, self.step * STEPS
+        objective, horizon = objective or self.problem.objective, self.step * STEPS
         kept = np.ones(counts.shape[1])
         until = objective.deadline or horizon
         pools, tables = self.problem.pools, list[tuple[Floats, NDArray[np.intp]]]()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.sizing.plan.planner import Plan, Point
+from shoal.sizing.plan.problem import PASSED, SPENT
 
 __all__ = ["duration", "explain", "fleet", "money", "sentence"]
 
@@ -110,67 +111,84 @@ def _found(plan: Plan, currency: str) -> list[str]:
 
 
 def _not_found(plan: Plan, currency: str) -> list[str]:
+    most, what = (plan.cheapest, "cheapest") if plan.aim.prefer == "MinCost" else (plan.fastest, "fastest")
+    other, superlative = plan.unlimited, f"{what} plan"
+    if plan.given or plan.counts != most.counts:
+        superlative = "plan" if plan.given or plan.weighed else superlative
+        superlative += "" if plan.given or plan.aim.budget is None else " within the budget"
+    sentences = [
+        *_missed(plan, currency),
+        f"The {superlative} is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
+        f"server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
+        f"{money(plan.cost, currency)}.",
+    ]
+    if plan.counts != most.counts:
+        sentences.append(
+            f"The very {what}, {_brief(plan, most)}, would cost {money(most.cost, currency)} and take "
+            f"{duration(most.seconds)}."
+        )
+    if other is not None and other.counts != plan.counts:
+        sentences.append(
+            f"In time the cheapest is {_brief(plan, other)}, for {money(other.cost, currency)}"
+            f"{': raise the deadline or the budget' if plan.binding == 'deadline and budget' else ''}."
+        )
+    return sentences + _advice(plan)
+
+
+def _missed(plan: Plan, currency: str) -> list[str]:
+    """Which limits are not kept."""
     objective, unsure = plan.objective, plan.given and not plan.proved
-    in_time = " that ends in time" if objective.deadline is not None else ""
-    superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
-    shown = (
-        f"{'The plan' if plan.given else f'The {superlative}'} is {fleet(plan.pools, plan.counts)}, with "
-        f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and "
-        f"costs {money(plan.cost, currency)}."
-    )
-    if plan.binding == "budget" and objective.budget is not None:
-        cheapest = plan.cheapest
-        whom = "this plan" if unsure else "every plan"
-        dear = [f"The budget of {money(objective.budget, currency)} is too small for {whom}.", shown]
-        if not plan.misses_only_budget:  # nor is the deadline sure
-            return dear
-        sentences = [*dear, "Raise the budget to at least that."]
-        if plan.counts != cheapest.counts:
-            sentences.append(
-                f"With more time, {_brief(plan, cheapest)} would do for {money(cheapest.cost, currency)} in "
-                f"{duration(cheapest.seconds)}."
-            )
-        return sentences
-    if plan.binding == "deadline and budget" and objective.deadline and objective.budget:
-        sentences = [
-            f"Deadline and budget cannot be kept together: each of {duration(objective.deadline)} and "
-            f"{money(objective.budget, currency)} can be kept alone.",
-            shown,
+    deadline = "" if objective.deadline is None else duration(objective.deadline)
+    budget = "" if objective.budget is None else money(objective.budget, currency)
+    if plan.binding == "deadline and budget":
+        return [
+            f"Deadline and budget cannot be kept together: each of {deadline} and {budget} can be kept alone."
         ]
-        other = plan.unlimited
-        if other is not None:
-            sentences.append(
-                f"For the budget the fastest is {_brief(plan, other)}, in {duration(other.seconds)}: raise the "
-                "deadline or the budget."
-            )
-        return sentences
-    deadline = objective.deadline or 0.0
-    high = plan.sure_seconds if plan.finish is None else plan.finish[1]
-    allowed = max(high if math.isfinite(high) else plan.sure_seconds, plan.seconds)
     if plan.binding == "confidence":
-        limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
-        if objective.budget is not None:
-            limits.append(f"the budget of {money(objective.budget, currency)}")
+        limits = [f"the deadline of {deadline}"] if deadline else []
+        limits += [f"the budget of {budget}"] if budget else []
         none = "this plan does not keep" if unsure else "no plan keeps"
         many = "them" if len(limits) > 1 else "it"
         return [
-            f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: "
-            f"{none} {many} with a probability of {100 * objective.confidence:.4g}%.",
-            shown,
-            f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
-            if objective.deadline is not None
-            else "Raise the budget, or ask for less confidence.",
+            f"{sentence(' and '.join(limits)).rstrip('.')} can be kept only if nothing goes wrong: {none} {many} with "
+            f"a probability of {100 * objective.confidence:.4g}%."
         ]
-    none = "This plan does not end" if unsure else "No plan ends"
-    left = " in the nodes that other jobs leave" if plan.shared else ""
-    sentences = [f"{none} within {duration(deadline)}{left}.", shown]
+    missed = []
+    if objective.deadline == PASSED:
+        missed.append("The deadline has passed: raise elasticity.objective.deadlineSeconds, or remove it.")
+    elif plan.binding == "deadline":
+        none = "This plan does not end" if unsure else "No plan ends"
+        left = " in the nodes that other jobs leave" if plan.shared else ""
+        missed.append(f"{none} within {deadline}{left}.")
+    if objective.budget == SPENT:
+        missed.append("The budget is spent: raise elasticity.objective.maxCost, or remove it.")
+    elif budget and plan.aim.budget is None:
+        whom = "this plan" if unsure else "every plan"
+        missed.append(f"The budget of {budget} is too small for {whom}.")
+    return missed
+
+
+def _advice(plan: Plan) -> list[str]:
+    """What to change."""
+    objective = plan.objective
+    high = plan.sure_seconds if plan.finish is None else plan.finish[1]
+    allowed = duration(max(high if math.isfinite(high) else plan.sure_seconds, plan.seconds))
+    if plan.binding == "deadline and budget":
+        return []
+    if plan.binding == "budget":
+        return ["Raise the budget to at least that."]
+    if plan.binding == "confidence":
+        return [
+            f"Allow {allowed}, ask for less confidence, or add on-demand workers."
+            if objective.deadline is not None
+            else "Raise the budget, or ask for less confidence."
+        ]
     used_up = ["workers.maxReplicas"] if plan.full else []
     used_up += [
         f"the limit of {p.name}" for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit
     ]
     more = f", or raise what is used up: {_listed(used_up)}" if used_up else ""
-    sentences.append(f"Allow at least {duration(allowed)}{more}.")
-    return sentences
+    return [f"Allow at least {allowed}{more}."]
 
 
 def _risk(plan: Plan) -> list[str]:

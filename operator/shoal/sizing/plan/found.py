@@ -141,6 +141,11 @@ class Found:
         return self._get("fastest in budget")
 
     @property
+    def cheapest_in_time(self) -> Candidate | None:
+        """The cheapest within the deadline."""
+        return self._get("cheapest in time")
+
+    @property
     def cheapest(self) -> Candidate | None:
         """The cheapest of all."""
         return self._get("cheapest")
@@ -164,6 +169,9 @@ class Found:
         if self.objective.budget is not None:
             within = np.where(in_budget, out.seconds, np.inf)
             self._keep("fastest in budget", within, out.cost, counts, out, variant)
+        if self.objective.deadline is not None:
+            within = np.where(in_time, out.cost, np.inf)
+            self._keep("cheapest in time", within, out.seconds, counts, out, variant)
         self.front.add(out.seconds, out.cost, counts, variant)
 
     def _shorten(self, counts: Floats, out: Evaluated, variant: int) -> None:

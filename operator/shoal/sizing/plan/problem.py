@@ -32,6 +32,8 @@ CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
 MOST_CONFIDENCE = 0.999
 """One late run of the 1,000 that a plan is tried in; what is promised beyond, they cannot show."""
+PASSED, SPENT = 0.5, 1e-9
+"""The deadline in s of a job whose deadline has passed, and the budget of one that has spent it: no plan keeps them."""
 _AMOUNTS = (
     *("transfer_per_gib", "startup_seconds", "interruptions_per_hour", "step_sigma", "running"),
     *("idle_seconds", "out_seconds"),
@@ -55,6 +57,8 @@ class Pool:
     Units: prices in the cluster's currency per worker-hour, times in s, interruptions per worker-hour.
     `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions that
     are shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers need no start-up.
+    `limit`: how many nodes it may have, as somebody wrote; `room`: how many there are for this job, whatever takes the
+    others (other jobs, a stock-out, its end).
     `idle_seconds`: how long a node is paid after its worker has left. `out_seconds`: for so long there are no nodes but
     those of the running workers.
     """
@@ -76,6 +80,7 @@ class Pool:
     running: int = 0
     idle_seconds: float = 600.0
     out_seconds: float = 0.0
+    room: float = math.inf
     stock: Stock = Stock()
     """How often it runs out, where that is to be planned for."""
     availability: Availability | None = field(default=None, compare=False, repr=False)
@@ -95,6 +100,11 @@ class Pool:
             self.stock,
             out_now,
         )
+
+    @property
+    def nodes(self) -> int:
+        """The most that the job may have."""
+        return int(min(self.limit, self.room))
 
     @property
     def patience(self) -> float:
@@ -207,6 +217,30 @@ class Objective:
         if self.prefer not in ("MinCost", "MinTime", "BestValue"):
             raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.deadline is not None or self.budget is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a limit is one that nothing can keep any more."""
+        return self.deadline == PASSED or self.budget == SPENT
+
+    @property
+    def in_order(self) -> tuple[Objective, ...]:
+        """This, and what counts instead where no plan keeps all of its limits, and so on: the last one has none.
+
+        What may be spent at most goes before the time: late, a job is as fast as the budget lets it, and where nothing
+        keeps that either, it costs as little as it can.
+        """
+        aims = [self]
+        if self.deadline is not None:
+            aims.append(replace(self, deadline=None, prefer="MinTime"))
+        if self.budget is not None:
+            aims.append(replace(self, deadline=None, budget=None, prefer="MinCost"))
+        return tuple(aims)
+
     def with_spare_time(self, cost: Any, seconds: Any) -> Any:
         """The cost, and what it is worth to end in less than these seconds; numbers or arrays."""
         if self.deadline is None or not self.spare:
@@ -239,20 +273,20 @@ class Problem:
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise UsageError("two pools have the same name: rename one")
-        if sum(pool.limit for pool in self.pools) == 0:
+        if sum(pool.nodes for pool in self.pools) == 0:
             raise UsageError("the limits of all pools are 0: raise the limit of at least one")
         if self.max_workers is not None and self.max_workers < max(self.min_workers, 1):
             raise UsageError(
                 f"at most {self.max_workers} and at least {self.min_workers} workers contradict each other: "
                 "raise the maximum or lower the minimum"
             )
-        if sum(pool.limit for pool in self.pools) < self.min_workers:
+        if sum(pool.nodes for pool in self.pools) < self.min_workers:
             raise UsageError(
-                f"the pools hold {sum(pool.limit for pool in self.pools)} workers together, but at least "
+                f"the pools hold {sum(pool.nodes for pool in self.pools)} workers together, but at least "
                 f"{self.min_workers} are required: raise a limit or lower minReplicas"
             )
 
-        if sum(pool.limit for pool in self.pools if not pool.spot) < self.min_on_demand:
+        if sum(pool.nodes for pool in self.pools if not pool.spot) < self.min_on_demand:
             raise UsageError(
                 f"{self.min_on_demand} workers must be on-demand, but the on-demand pools hold fewer: lower "
                 "onDemandBase or add on-demand pools"
@@ -260,7 +294,7 @@ class Problem:
 
     def within(self, left: Mapping[str, float]) -> Problem:
         """The same in the nodes that other jobs leave, by pool."""
-        pools = tuple(replace(pool, limit=int(min(pool.limit, left[pool.name]))) for pool in self.pools)
+        pools = tuple(replace(pool, room=min(pool.room, left[pool.name])) for pool in self.pools)
         rest = replace(self, pools=pools)
         return replace(rest, shared=self.shared or rest.limits != self.limits)
 
@@ -276,13 +310,13 @@ class Problem:
         if not (pool.spot and pool.stock.is_known):
             return None
         most = math.inf if self.max_workers is None else self.max_workers
-        return next((own for own in self.pools if own.name == self.fallback and own.limit >= most), None)
+        return next((own for own in self.pools if own.name == self.fallback and own.nodes >= most), None)
 
     @property
     def limits(self) -> tuple[int, ...]:
         """The most workers of each pool; never more than `max_workers`."""
         most = math.inf if self.max_workers is None else self.max_workers
-        return tuple(int(min(pool.limit, most)) for pool in self.pools)
+        return tuple(int(min(pool.nodes, most)) for pool in self.pools)
 
 
 def _number(

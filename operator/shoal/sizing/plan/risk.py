@@ -49,9 +49,12 @@ class Engines:
         self._made: dict[tuple[float, int, int], Engine] = {}
 
     def until(self, seconds: float, *, runs: int = RUNS, seed: int = 0) -> Engine:
-        """Up to a little after the deadline, or to twice the expected time without one."""
+        """Up to a little after the deadline, or to twice the expected time without one, or of what is late."""
         deadline = self.problem.objective.deadline
-        horizon = max(2 * min(seconds, MOST_SECONDS) if deadline is None else BEYOND * deadline, 1e-3)
+        if deadline is None or seconds > deadline:
+            horizon = max(2 * min(seconds, MOST_SECONDS), 1e-3)
+        else:
+            horizon = BEYOND * deadline
         key = horizon, runs, seed
         if key not in self._made:
             self._made[key] = Engine(self.problem, horizon, runs=runs, seed=seed)
@@ -95,7 +98,7 @@ class Walk:
     ) -> None:
         self._model, self._problem = model, model.problem
         self._evaluators = model.evaluators()
-        self._seconds, self._seed = seconds, seed
+        self.seconds, self._seed = seconds, seed
         self._engines = engines or Engines(model.problem)
         self._alike = _alike(model)
         self._failed = set[tuple[int, ...]]()
@@ -104,11 +107,11 @@ class Walk:
 
     @cached_property
     def _engine(self) -> Engine:
-        return self._engines.until(self._seconds, seed=self._seed)
+        return self._engines.until(self.seconds, seed=self._seed)
 
     @cached_property
     def _table(self) -> Engine:
-        return self._engines.until(self._seconds, runs=TABLE_RUNS, seed=self._seed + 1)
+        return self._engines.until(self.seconds, runs=TABLE_RUNS, seed=self._seed + 1)
 
     def check(self, counts: Sequence[int], variant: int, at: int = 0) -> Checked:
         """Simulate one plan."""
@@ -157,7 +160,8 @@ class Walk:
         for variant in np.unique(variants):
             at = np.flatnonzero(variants == variant)
             servers = self._evaluators[variant].servers
-            likely[at] = self._table.chances(counts[:, at], servers, hourly[at]) >= min(needed, 1.0)
+            chances = self._table.chances(counts[:, at], servers, hourly[at], self._problem.objective)
+            likely[at] = chances >= min(needed, 1.0)
         return likely
 
 

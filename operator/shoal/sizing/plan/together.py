@@ -34,9 +34,9 @@ def plan_together(
     None: there is no node for one of them. `between`: called before each of two parts of the work for each.
 
     Problems are those of jobs as if each were alone; of one priority, they are in the order of urgency. Jobs whose
-    limits cannot all be kept get the fastest plan in what the others leave. Least is to be, by priority, the sum of
-    what each job prefers to be small, as a part of the least that it could have; of those that prefer to be cheap, what
-    they cost together.
+    limits cannot all be kept get what counts instead (`Objective.in_order`) in what the others leave. Least is to be,
+    by priority, the sum of what each job prefers to be small, as a part of the least that it could have; of those that
+    prefer to be cheap, what they cost together.
     """
     pools = [pool for problem in problems for pool in problem.pools]
     names = list(dict.fromkeys(pool.name for pool in pools))
@@ -44,7 +44,7 @@ def plan_together(
     for problem, priority in zip(problems, priorities, strict=True):
         between()
         columns.append(_columns(problem, priority, names))
-    free = np.array([max(float(pool.limit) for pool in pools if pool.name == name) for name in names])
+    free = np.array([max(float(pool.nodes) for pool in pools if pool.name == name) for name in names])
     chosen = assign(_in_one_unit(columns, problems), free)
     taken = [
         np.zeros(len(names)) if at is None else each.counts[:, at]
@@ -80,12 +80,19 @@ def _in_one_unit(columns: Sequence[Columns], problems: Sequence[Problem]) -> lis
 def _columns(problem: Problem, priority: int, names: Sequence[str]) -> Columns:
     """The candidates of a job that keep its limits with the confidence asked for, by the tables of simulated runs.
 
-    Of a job that cannot keep them, all: it is to be fast then, or cheap if it has a budget.
+    Of a job that cannot keep them, those that do what counts instead.
     """
-    objective = problem.objective
-    limited = objective.deadline is not None or objective.budget is not None
-    margin = NormalDist().inv_cdf(objective.confidence) if limited else 0.0
-    model = ElasticModel(problem, margin)
+    for objective in problem.objective.in_order:
+        found = _by(problem, objective, priority, names)
+        if len(found.cost):
+            break
+    return found
+
+
+def _by(problem: Problem, objective: Objective, priority: int, names: Sequence[str]) -> Columns:
+    """The candidates of a job that keep the limits of an objective."""
+    margin = NormalDist().inv_cdf(objective.confidence) if objective.limited else 0.0
+    model = ElasticModel(replace(problem, objective=objective), margin)
     cheap = ElasticModel(replace(problem, objective=replace(objective, prefer="MinCost")), margin)
     lists = [search(cheap, exact_limit=MOST_EXACT)[0].shortlist]
     if objective.prefer != "MinCost":
@@ -95,15 +102,12 @@ def _columns(problem: Problem, priority: int, names: Sequence[str]) -> Columns:
         np.concatenate([getattr(each, name)[..., kept] for each, kept in parts], axis=-1)
         for name in ("counts", "seconds", "cost")
     )
-    if limited and not len(cost):
-        instead = Objective(prefer="MinTime" if objective.budget is None else "MinCost")
-        return replace(_columns(replace(problem, objective=instead), priority, names), late=True)
     value, _ = ranks(objective, Evaluated(seconds, seconds, cost, cost))
     order = np.argsort(value, kind="stable")
     by_pool = np.zeros((len(names), len(order)))
     for row, pool in enumerate(problem.pools):
         by_pool[names.index(pool.name)] = counts[row, order]
-    return Columns(by_pool, value[order], priority)
+    return Columns(by_pool, value[order], priority, late=objective != problem.objective)
 
 
 def _of_all_sizes(model: ElasticModel) -> Shortlist:
@@ -122,7 +126,7 @@ def _of_all_sizes(model: ElasticModel) -> Shortlist:
 def _kept(model: ElasticModel, shortlist: Shortlist) -> NDArray[np.int64]:
     """(m,) which candidates keep the limits, in their order: `MOST_COLUMNS` of them, or all."""
     objective, kept = model.problem.objective, np.arange(len(shortlist.first))
-    if len(kept) and (objective.deadline is not None or objective.budget is not None):
+    if len(kept) and objective.limited:
         kept = _sure(Walk(model, float(shortlist.seconds[0])), shortlist)
     return kept[:MOST_COLUMNS]
 
@@ -140,10 +144,10 @@ def _sure(walk: Walk, shortlist: Shortlist) -> NDArray[np.int64]:
 
 def _within(problem: Problem, left: dict[str, float]) -> Plan | None:
     """The plan of a job in what it was given; None: that is nothing."""
-    given = sum(int(min(pool.limit, left[pool.name])) for pool in problem.pools)
+    given = sum(int(min(pool.nodes, left[pool.name])) for pool in problem.pools)
     if given == 0:
         return None
-    steady = sum(int(min(pool.limit, left[pool.name])) for pool in problem.pools if not pool.spot)
+    steady = sum(int(min(pool.nodes, left[pool.name])) for pool in problem.pools if not pool.spot)
     least = replace(
         problem,
         min_workers=min(problem.min_workers, given),

@@ -55,27 +55,24 @@ def worth_measuring(
     seconds: float,
     unmeasured: Collection[str],
     begun: Collection[str] = (),
-    *,
-    late: bool = False,
 ) -> Trial | None:
     """The pool whose measurement is worth most beyond its price; None: of none it is.
 
     Args:
-        problem: the work left, with the speeds as far as they are known.
+        problem: the work left, with the speeds as far as they are known, and what the plan is the best by.
         counts: the plan.
         cost: its expected cost.
         seconds: its expected time.
         unmeasured: pools whose speed rests on other accelerators or models.
         begun: those of them in which a worker runs already, or was asked for.
-        late: no plan keeps the deadline: time counts, whatever the job prefers.
 
     """
-    in_time = late or problem.objective.prefer == "MinTime"
+    in_time = problem.objective.prefer == "MinTime"
     if problem.objective.prefer == "BestValue" or Grid(problem.limits).size > MOST_COMBINATIONS:
         return None
     found = []
     for at, (pool, used) in enumerate(zip(problem.pools, counts, strict=True)):
-        if pool.name not in unmeasured or used or not pool.limit or pool.out_seconds:
+        if pool.name not in unmeasured or used or not pool.nodes or pool.out_seconds:
             continue
         tried = _with_one(problem, counts, at, replaces=in_time)
         if tried is None:
@@ -120,12 +117,11 @@ def _best(problem: Problem, at: int, z: float, *, in_time: bool) -> float:
     )
     pools = tuple(known if i == at else each for i, each in enumerate(problem.pools))
     objective = problem.objective
-    limited = objective.deadline is not None or objective.budget is not None
-    margin = NormalDist().inv_cdf(objective.confidence) if limited else 0.0
-    found = search(ElasticModel(replace(problem, pools=pools), margin))[0]
-    if in_time:
-        return math.inf if found.fastest is None else found.fastest.seconds
-    return math.inf if found.best is None else found.best.cost
+    margin = NormalDist().inv_cdf(objective.confidence) if objective.limited else 0.0
+    best = search(ElasticModel(replace(problem, pools=pools), margin))[0].best
+    if best is None:
+        return math.inf
+    return best.seconds if in_time else best.cost
 
 
 def _price(pool: Pool, problem: Problem, cost: float) -> float:

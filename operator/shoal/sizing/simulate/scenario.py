@@ -33,12 +33,12 @@ class Scenario:
     @property
     def most_spot(self) -> int:
         """The most spot workers, in addition to the permanent on-demand workers."""
-        return min(self.workers - self.base, self.spot.limit)
+        return min(self.workers - self.base, self.spot.nodes)
 
     @property
     def most_on_demand(self) -> int:
         """The most on-demand workers."""
-        return min(self.workers, self.on_demand.limit)
+        return min(self.workers, self.on_demand.nodes)
 
     @property
     def base(self) -> int:
@@ -87,7 +87,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     `slack` is the deadline as a multiple of the time on on-demand workers only.
     """
     spot, on_demand = pair_of(problem)
-    number = min(workers or problem.max_workers or spot.limit, spot.limit + on_demand.limit)
+    number = min(workers or problem.max_workers or spot.nodes, spot.nodes + on_demand.nodes)
     every = [Scenario(problem, spot, on_demand, number, n, 0.0, 0.0) for n in sorted(problem.servers.counts)]
     enough = ENOUGH * number / spot.step_seconds
     found = next((each for each in every if each.speeds[-1, 0] >= enough), every[-1])
@@ -118,8 +118,8 @@ def pair_of(problem: Problem) -> tuple[Pool, Pool]:
     """The spot and the on-demand pool with the lowest price for their speed, in one zone if required."""
     least = max(problem.min_on_demand, 1)
     every = {
-        True: [pool for pool in problem.pools if pool.spot and pool.limit],
-        False: [pool for pool in problem.pools if not pool.spot and pool.limit >= least],
+        True: [pool for pool in problem.pools if pool.spot and pool.nodes],
+        False: [pool for pool in problem.pools if not pool.spot and pool.nodes >= least],
     }
     for spot, pools in every.items():
         if not pools:

@@ -90,7 +90,7 @@ def run(scenario: Scenario, traces: Sequence[Trace], *, runs: int = 1000, seed: 
     if not traces:
         raise UsageError("the simulation needs at least one trace")
     step = step_of(scenario)
-    source = supply(traces, step, runs, np.random.default_rng(seed), scenario.spot.limit)
+    source = supply(traces, step, runs, np.random.default_rng(seed), scenario.spot.nodes)
     replayed = {
         name: replay(scenario, make(), source, seed, on=name == "spot only")
         for name, make in POLICIES.items()

@@ -83,15 +83,14 @@ def test_fastest_plan_gives_a_place_to_a_pool_that_may_be_faster(
     problem = Problem([replace(KNOWN, limit=3), brake, slower], work, objective=objective, max_workers=4)
     found = plan(problem)
     assert found.counts == (3, 1, 0)
-    trial = worth_measuring(
-        problem, found.counts, found.cost, found.seconds, {"new"}, late=deadline is not None
-    )
+    problem = replace(problem, objective=found.aim)
+    trial = worth_measuring(problem, found.counts, found.cost, found.seconds, {"new"})
     assert trial is not None
     assert trial.counts == (3, 0, 1)
     assert trial.saving > 60
     assert 0 < trial.price < 5  # of two minutes of a quarter of the speed, the twelfth part
     sure = replace(problem, pools=[*problem.pools[:2], replace(slower, step_sigma=0.02)])
-    assert worth_measuring(sure, found.counts, found.cost, found.seconds, {"new"}, late=True) is None
+    assert worth_measuring(sure, found.counts, found.cost, found.seconds, {"new"}) is None
 
 
 def test_place_is_given_up_only_where_the_job_may_do_without() -> None:
@@ -99,14 +98,14 @@ def test_place_is_given_up_only_where_the_job_may_do_without() -> None:
     work = StepWork(samples=3 * 36_000 * 128)
     spot, steady = replace(KNOWN, name="spot", spot=True, limit=3), replace(KNOWN, limit=1, step_seconds=0.11)
     new = replace(NEW, spot=True, zone="b")
-    objective = Objective(deadline=600.0)
+    objective = Objective(prefer="MinTime")
     problem = Problem([spot, steady, new], work, objective=objective, max_workers=4, min_on_demand=1)
-    trial = worth_measuring(problem, (3, 1, 0), 12.0, 2700.0, {"new"}, late=True)
+    trial = worth_measuring(problem, (3, 1, 0), 12.0, 2700.0, {"new"})
     assert trial is not None
     assert trial.counts == (2, 1, 1)
     near = [replace(spot, zone="a"), replace(steady, zone="a"), new]
     apart = replace(problem, pools=near, zone_policy="Same")
-    assert worth_measuring(apart, (3, 1, 0), 12.0, 2700.0, {"new"}, late=True) is None
+    assert worth_measuring(apart, (3, 1, 0), 12.0, 2700.0, {"new"}) is None
 
 
 @settings(max_examples=examples(20), deadline=None)
