@@ -282,11 +282,6 @@ class PodStatus:
 
 _USUAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 """What kubelets say of containers until they begin."""
-_FULL = "Insufficient", "Too many pods"
-_BESIDE = "free ports", "anti-affinity", "topology spread"
-_NO_ROOM = (*_FULL, *_BESIDE, "taint", "unschedulable")
-"""In the scheduler's words, why a node of the right kind does not take a pod: it is full, or new, or about to go, or
-has others that the pod, by its own template, is not to be beside."""
 
 
 class Pod(Cached):
@@ -327,8 +322,7 @@ class Pod(Cached):
             return None
         scheduled = self.condition("PodScheduled")
         if scheduled is None or scheduled.status == "False":
-            in_vain = scheduled is not None and "persistentvolumeclaim" in scheduled.message.lower()
-            return None if in_vain else self.created
+            return None if self.misses_volume else self.created
         return self.bound_at
 
     @property
@@ -370,26 +364,16 @@ class Pod(Cached):
         """Whether it has a node, where its containers have not started: they may wait for what is missing."""
         return bool(self.spec.node_name) and self.status.phase == "Pending"
 
-    def waits_for_node(self, *, there_are: bool) -> bool:
-        """Whether it waits for a node of the kind that its pool has, and would run if there was one more.
-
-        Not what a queue holds back, nor what misses a volume. And `there_are` nodes of its kind, none of which lacks
-        room: its template asks for something else that they do not have, and one more would not have it either.
-        """
-        if self.spec.node_name or self.ended or self.queued:
-            return False
+    @property
+    def unschedulable_words(self) -> str:
+        """Why the scheduler finds no node for it, in its words; empty: it has not said so."""
         scheduled = self.condition("PodScheduled")
-        words = scheduled.message if scheduled is not None and scheduled.status == "False" else ""
-        if "persistentvolumeclaim" in words.lower():
-            return False
-        return not words or not there_are or any(each in words for each in _NO_ROOM)
+        return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
 
     @property
-    def finds_nodes_full(self) -> bool:
-        """Whether the scheduler says that nodes are full, and nothing of what the pod is not to be beside."""
-        scheduled = self.condition("PodScheduled")
-        words = scheduled.message if scheduled is not None and scheduled.status == "False" else ""
-        return any(each in words for each in _FULL) and not any(each in words for each in _BESIDE)
+    def misses_volume(self) -> bool:
+        """Whether no node can take it before it has a volume."""
+        return "persistentvolumeclaim" in self.unschedulable_words.lower()
 
     @property
     def ended(self) -> bool:

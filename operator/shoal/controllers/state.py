@@ -32,6 +32,7 @@ from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
 from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
+from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
 from shoal.runtime.work_queue import Priority
 
 Key = tuple[str, str]
@@ -123,9 +124,9 @@ def _host(role: RoleName, pod: Pod) -> str | None:
 
 
 def _awaited_pool(pod: Pod) -> str | None:
-    """The pool of which a pod that is of a run waits for a node, if that has none."""
+    """The pool of which a pod that is of a run needs a node, if it has none."""
     pool = pod.metadata.labels.get(POOL)
-    return pool if pool and pod.waits_for_node(there_are=False) and run_of(pod) else None
+    return pool if pool and wait_of(pod) in NEEDS_A_NODE and run_of(pod) else None
 
 
 def _described(profile: SpeedProfile) -> Hashable | None:

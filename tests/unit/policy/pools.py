@@ -147,6 +147,28 @@ class Pools(World):
         return plans
 
 
+class Near(Pools):
+    """Workers have to be near a parameter server (zonePolicy Same), whose own node is late."""
+
+    def __init__(self, *pools: CapacityPool, **more: Any) -> None:
+        super().__init__(*pools, **{"nodes": {}, "zonePolicy": "Same", **more})
+        self.has_server = False
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        if pod["metadata"]["labels"]["shoal.dev/role"] == "ps":
+            return super()._room_for(pod) if self.has_server else None
+        bound = (p["spec"].get("nodeName") for name, p in self.pods.items() if "-ps-" in name)
+        return super()._room_for(pod) if any(bound) else None
+
+    def wait(self, seconds: int) -> None:
+        """Let time pass."""
+        end = self.now + timedelta(seconds=seconds)
+        while self.now < end:
+            self.reconcile()
+            self.tick(5.0)
+        self.reconcile()
+
+
 def created(made: Plan) -> list[dict[str, Any]]:
     return [a.manifest for a in made.actions if isinstance(a, CreatePod) and a.role == "worker"]
 

@@ -18,7 +18,7 @@ from shoal.policy.facts.read import read
 from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
-from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, created, pool
+from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Near, Pools, created, pool
 from tests.unit.policy.world import World
 
 
@@ -534,6 +534,23 @@ def test_workers_fall_back_to_on_demand_and_return() -> None:
     assert world.by_pool() == {"a": 2}
     assert "ReturnedToSpot" in {e.reason for e in events}
     assert world.status["restarts"]["disruptions"] == 0
+
+
+def test_worker_whose_server_is_late_does_not_wait_for_a_spot_node() -> None:
+    """No scheduler binds it before, and no autoscaler makes it a node: it was on demand before there was a server."""
+    world = Near(pool("a"), pool("od", "OnDemand"), replicas=1, fallback=FALLBACK)
+
+    def told() -> tuple[list[str], int]:
+        homes = [p["metadata"]["labels"]["shoal.dev/pool"] for n, p in world.pods.items() if "-worker-" in n]
+        return homes, world.status.get("poolUsage", {}).get("a", {}).get("unfulfilled", 0)
+
+    world.wait(400)
+    assert told() == (["a"], 0)
+    world.has_server = True
+    world.wait(290)
+    assert told() == (["a"], 0)
+    world.wait(60)
+    assert told() == (["od"], 1)
 
 
 def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> None:

@@ -23,7 +23,7 @@ from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
-from tests.unit.policy.pools import Pools, pool
+from tests.unit.policy.pools import Near, Pools, pool
 
 
 def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None:
@@ -745,3 +745,17 @@ def test_wait_for_a_node_that_others_had_is_no_start_of_one(age: int, starts: in
     world.settle()
     usage = first_push(world)
     assert (usage["starts"], usage["warmStarts"]) == (starts, 1)
+
+
+def test_wait_for_a_server_is_no_start_of_a_pool() -> None:
+    """A node that came a minute after it could be asked for was said to take 400 s more."""
+    world = Near(pool("a"), replicas=1)
+    world.wait(400)
+    world.has_server = True
+    world.wait(60)
+    world.add("a-0", "a")
+    world.nodes["a-0"]["metadata"]["creationTimestamp"] = build.stamp(world.now)
+    world.settle()
+    usage = first_push(world)
+    assert usage["starts"] == 1
+    assert usage["startSeconds"] in range(50, 75)

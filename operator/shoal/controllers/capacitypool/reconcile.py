@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 from functools import partial
 
@@ -11,15 +11,14 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
-from shoal.api.labels import Place
-from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
-from shoal.controllers.capacitypool.room import Rooms, is_full
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.controllers.capacitypool.waiting import waiting, without_node
 from shoal.controllers.state import ClusterState, Key
 from shoal.manifests.pods import worker_requests
+from shoal.policy.facts.waits import Rooms, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -85,14 +84,12 @@ class PoolReconciler:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
         working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
-        waiting = [each for each in pods.indexed("waiting", name) if self._state.job_of(each) is not None]
-        found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
+        needy = without_node(self._state, name)
+        found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if needy else []
         rooms = Rooms.of(found, partial(pods.indexed, "node"))
         newest = max(found, key=lambda node: node.metadata.creation_timestamp or "", default=None)
-        waiting = [each for each in waiting if rooms.awaited_by(each)]
-        servers = [
-            each.spec.requests for each in waiting if each.place is not None and each.place.role == "ps"
-        ]
+        waits = waiting(self._state, needy, rooms, now)
+        servers = [each.spec.requests for each, _ in waits if each.place and each.place.role == "ps"]
         return Seen(
             pool=pool,
             now=now,
@@ -101,9 +98,11 @@ class PoolReconciler:
             serving=len(serving),
             apart=len(serving - working),
             jobs=members.jobs(name),
-            full=self._full(pool, serving - working, working, waiting) if serving - working else 0,
+            full=self._full(pool, serving - working, working, [pod for pod, _ in waits])
+            if serving - working
+            else 0,
             held=members.held(name),
-            waiting=self._waiting(waiting, now),
+            waiting=[since for _, since in waits],
             newest=newest.created if newest is not None else None,
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
@@ -131,25 +130,6 @@ class PoolReconciler:
             }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
-
-    def _waiting(self, pods: Iterable[Pod], now: datetime) -> list[datetime]:
-        """Since when these pods have waited for a node."""
-        released: dict[str, Mapping[Place, datetime]] = {}
-        found = []
-        for pod in pods:
-            uid = pod.metadata.controller_uid or ""
-            if uid not in released:
-                released[uid] = _released(self._state.jobs.by_uid(uid))
-            since = pod.created or now
-            found.append(max(since, released[uid].get(pod.place, since)) if pod.place else since)
-        return found
-
-
-def _released(job: TrainingJob | None) -> dict[Place, datetime]:
-    """When a job's pods were let go by what held them back, such as a queue, or were created."""
-    if job is None:
-        return {}
-    return {slot.place: slot.created_at for slot in job.status.slots if slot.created_at is not None}
 
 
 def _problem(pool: CapacityPool) -> tuple[str, str] | None:

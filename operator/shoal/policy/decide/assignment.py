@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shoal.policy.decide.homes import Homes, waits_for_node
+from shoal.policy.decide.homes import Homes, needs_a_node
 from shoal.policy.decide.members import MOVED
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.facts.verdict import PodOutcome
+from shoal.policy.facts.waits import Wait
 from shoal.policy.model import Reason
 
 VACANT = 4
@@ -178,7 +179,7 @@ def _by_preference(
     keepers = sorted(held, key=lambda index: (losses[index], index))[:number]
     lives = {index: at[index] for index in keepers if index in at}
     living = _Living(lives, Counter(lives.values()))
-    waiting = sorted(i for i in lives.keys() - facts.at_rest.running.keys() if waits_for_node(held[i]))
+    waiting = sorted(i for i in lives.keys() - facts.at_rest.running.keys() if needs_a_node(facts, held[i]))
     _leave_in_vain(facts, homes, [held[index] for index in waiting], living)
     left_over = list[int]()
     for index in _indices({i: held[i] for i in keepers}, lives, number):
@@ -225,9 +226,12 @@ def _leave_in_vain(facts: Facts, homes: Homes, waiting: Iterable[Sighting], livi
 
 def _is_late(facts: Facts, waiting: Sighting) -> bool:
     """Whether a worker has waited for a spot node for as long as it is to."""
-    rule, since = facts.job.spec.workers.fallback, waiting.slot.created_at
-    if rule is None or since is None or waiting.verdict.outcome is not PodOutcome.HEALTHY:
+    rule, slot = facts.job.spec.workers.fallback, waiting.slot
+    if rule is None or slot.created_at is None or waiting.verdict.outcome is not PodOutcome.HEALTHY:
         return False
+    if facts.wait_of(slot, waiting.pod) is Wait.SERVER:
+        return False
+    since = facts.asked_since(slot, slot.created_at)
     return not facts.timers.pending(since + timedelta(seconds=rule.after_seconds))
 
 

@@ -16,6 +16,7 @@ from shoal.manifests.placement import ZONE, Where
 from shoal.manifests.pods import has_gpu_image
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home, Sighting
+from shoal.policy.facts.waits import NEEDS_A_NODE
 from shoal.policy.model import Reason
 
 
@@ -102,9 +103,9 @@ class Homes:
         return Where("OnDemand" if home.on_demand else spec.capacity, zone=spec.zone_policy)
 
 
-def waits_for_node(each: Sighting) -> bool:
-    """Whether its pod waits for a node. It may be one that its template fits, if not of this home."""
-    return each.pod is not None and not each.slot.cause and each.pod.waits_for_node(there_are=False)
+def needs_a_node(facts: Facts, each: Sighting) -> bool:
+    """Whether its pod has none. It may be one that its template fits, if not of this home."""
+    return not each.slot.cause and facts.wait_of(each.slot, each.pod) in NEEDS_A_NODE
 
 
 def homes_of(facts: Facts) -> Homes:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
 from shoal.manifests.names import place_of_name
-from shoal.policy.decide.homes import Homes, waits_for_node
+from shoal.policy.decide.homes import Homes, needs_a_node
 from shoal.policy.decide.kept_to import pods_by_pool
 from shoal.policy.decide.lasting import lasting
 from shoal.policy.decide.members import UNWANTED, newest_of
@@ -198,8 +198,8 @@ def _is_due(
 
     To leave what is not to be had for another pool disturbs no worker, so it waits for nothing.
     """
-    waiting = filter(waits_for_node, (*facts.sightings["worker"], *facts.at_rest.starting.values()))
-    in_vain = {each.slot.pool for each in waiting} & homes.pools.keys()
+    every = (*facts.sightings["worker"], *facts.at_rest.starting.values())
+    in_vain = {each.slot.pool for each in every if needs_a_node(facts, each)} & homes.pools.keys()
     left = {name for name, count in now.items() if proposed.get(name, 0) < count}
     moves = any(count > now.get(name, 0) for name, count in proposed.items())
     if moves and any(homes.is_exhausted(Home(name)) for name in in_vain & left):

@@ -33,6 +33,7 @@ from shoal.policy.decide.members import MOVED, SILENT, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, PoolNode
 from shoal.policy.facts.verdict import terminated
+from shoal.policy.facts.waits import Wait
 
 EVERY = timedelta(seconds=60)
 """Node time is counted this often, and whenever the nodes change."""
@@ -104,20 +105,14 @@ def due(facts: Facts) -> set[int]:
     """Workers at rest of which something is to be counted: a first push, or that they wait for a node in vain."""
     if not _is_counted(facts):
         return set()
-    patience, pushed = _patience(facts), facts.coordinator.pushed
+    pushed = facts.coordinator.pushed
     running = facts.at_rest.running.items() if pushed else ()
     begun = {index for index, each in running if not each.slot.trained and each.place in pushed}
     return begun | {
         index
         for index, each in facts.at_rest.starting.items()
         if each.place in pushed
-        or (
-            not each.slot.node
-            and not each.slot.queued
-            and not each.slot.unfulfilled
-            and each.slot.created_at is not None
-            and not facts.timers.pending(each.slot.created_at + patience)
-        )
+        or (not each.slot.node and not each.slot.unfulfilled and _waits_in_vain(facts, each.slot, each.pod))
     }
 
 
@@ -146,14 +141,13 @@ class _Counter:
         self._pools: dict[str, dict[str, Any]] = {
             name: usage.model_dump() for name, usage in self._before.pool_usage.items()
         }
-        self._patience = _patience(facts)
 
     def look_at(self, each: Member) -> None:
         """Count what happened to one pod."""
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
-            self._start(usage, each.pod, slot.node, datetime.fromtimestamp(pushed, UTC))
+            self._start(usage, each.pod, slot, datetime.fromtimestamp(pushed, UTC))
             each.slot = slot = slot.model_copy(update={"trained": True})
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
@@ -168,25 +162,25 @@ class _Counter:
         if silent:  # whoever of the node's pods it was counted for: that record may go before this one
             each.slot = each.slot.model_copy(update={"interrupted": True})
 
-    def _start(self, usage: dict[str, Any], pod: Pod, on: str, pushed: datetime) -> None:
+    def _start(self, usage: dict[str, Any], pod: Pod, slot: Slot, pushed: datetime) -> None:
         """Count the wait for a node, if it was not there, and by itself what came after, which says nothing of nodes.
 
-        It was there if it is older than the pod, which then waited for whoever had it. What a queue took is none; and
-        of a coordinator whose clock is so far behind that the worker pushed before it had a node, nobody knows how
-        long it took.
+        It was there if it is older than that wait, which then was for whoever had it. What a queue or a server took is
+        none; and of a coordinator whose clock is so far behind that the worker pushed before it had a node, nobody
+        knows how long it took.
         """
-        created, now = pod.created, self._facts.now
-        bound = pod.bound_at
+        created, bound, now = pod.created, pod.bound_at, self._facts.now
         if created is None or bound is None or pushed < bound:
             return
         if self._facts.job.spec.run_policy.scheduling_policy.queue:
             return
         usage["warm_starts"] += 1
         usage["warm_start_seconds"] += seconds_between(bound, min(pushed, now, bound + OWN))
-        node = self._facts.seen.nodes.get(on)
-        was_there = node is not None and node.created is not None and node.created < created
-        if WAITED <= bound - created <= OUT and not was_there:
-            waited = seconds_between(created, bound)
+        node = self._facts.seen.nodes.get(slot.node)
+        asked = self._facts.asked_since(slot, created)
+        was_there = node is not None and node.created is not None and node.created < asked
+        if WAITED <= bound - asked <= OUT and not was_there:
+            waited = seconds_between(asked, bound)
             usage["starts"] += 1
             usage["start_seconds"] += waited
             usage["start_seconds_squared"] += waited**2
@@ -200,13 +194,9 @@ class _Counter:
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
-        created, pool = each.slot.created_at, self._facts.seen.pools.get(each.slot.pool)
-        there_are = pool is not None and pool.status.nodes > 0
-        if each.pod is None or created is None or not each.pod.waits_for_node(there_are=there_are):
-            return False
         if each.slot.cause and not self._is_new(each):
             return False
-        return not self._facts.timers.pending(created + self._patience)
+        return _waits_in_vain(self._facts, each.slot, each.pod)
 
     def _is_new(self, each: Member) -> bool:
         """Whether its cause is recorded in this plan."""
@@ -340,9 +330,13 @@ class _Counter:
         return {node: seconds_between(since, at) for node, at in ends.items()}
 
 
-def _patience(facts: Facts) -> timedelta:
+def _waits_in_vain(facts: Facts, slot: Slot, pod: Pod | None) -> bool:
+    """Whether a pod waits for a node for longer than it is to."""
+    if slot.created_at is None or facts.wait_of(slot, pod) is not Wait.NODE:
+        return False
     rule = facts.job.spec.workers.fallback
-    return timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+    patience = timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+    return not facts.timers.pending(facts.asked_since(slot, slot.created_at) + patience)
 
 
 def _nodes(slots: Iterable[Slot]) -> frozenset[PoolNode]:

@@ -31,6 +31,7 @@ from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
 from shoal.policy.facts.verdict import PodOutcome
+from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
 from shoal.policy.model import Event, Reason
 
 
@@ -133,7 +134,7 @@ class Wanted:
     def _home_of_server(self, pod: Pod | None = None) -> Home:
         """Where a new server lives; or one that has no node, which stays unless its pool has none, and another one."""
         here = pod.metadata.labels.get(POOL, "") if pod is not None else ""
-        if pod is not None and here in self.server_pools and not pod.waits_for_node(there_are=False):
+        if pod is not None and here in self.server_pools and wait_of(pod) not in NEEDS_A_NODE:
             return Home(here)
         pool = first_with_nodes(self.server_pools, here)
         return Home(pool.metadata.name if pool is not None else "")

@@ -29,6 +29,7 @@ from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import NODE_REPLACED, NODE_SHUTDOWN, Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
+from shoal.policy.facts.waits import NO_NODES, UNREAD_NODES, Wait, near_since, wait_of
 from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
 
@@ -110,6 +111,24 @@ class Facts:
         """What the status has of all that are not at rest."""
         every = (each.record for role in self.sightings.values() for each in role)
         return (record for record in every if record is not None)
+
+    @cached_property
+    def near_since(self) -> datetime | None:
+        """See `waits.near_since`."""
+        return near_since(self.job, (each.pod for each in self.sightings["ps"] if each.pod is not None))
+
+    def wait_of(self, slot: Slot, pod: Pod | None) -> Wait | None:
+        """For what a pod without a node waits. What the nodes of its pool have is not read here."""
+        if pod is None:
+            return None
+        pool = self.seen.pools.get(slot.pool)
+        there_are = pool is not None and pool.status.nodes > 0
+        near = slot.role == "ps" or self.near_since is not None
+        return wait_of(pod, UNREAD_NODES if there_are else NO_NODES, near=near)
+
+    def asked_since(self, slot: Slot, since: datetime) -> datetime:
+        """Since when a node could come for a pod that was made, or let go by a queue, then."""
+        return since if slot.role == "ps" or self.near_since is None else max(since, self.near_since)
 
     def rouse(self, indices: Iterable[int]) -> None:
         """Workers at rest that are not left in peace: something is decided about them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -113,6 +113,27 @@ async def test_pod_waits_for_a_node_once_its_queue_has_let_it_go(
     slot["createdAt"] = build.stamp(build.NOW - (released or timedelta(minutes=20)))
     scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
     assert _told(await _look(policy, scheduled, {"slots": [slot]})) == (waiting, exhausted)
+
+
+@pytest.mark.parametrize(
+    ("zone", "served", "told"),
+    [
+        ("Same", None, (0, "False")),
+        ("Same", timedelta(seconds=20), (1, "False")),
+        ("Same", timedelta(minutes=20), (1, "True")),
+        ("Preferred", None, (1, "True")),
+    ],
+    ids=["no server", "a server lately", "a server long ago", "not near it"],
+)
+async def test_worker_waits_for_a_node_once_the_server_that_it_has_to_be_near_has_one(
+    zone: str, served: timedelta | None, told: tuple[int, str]
+) -> None:
+    """A server that was late made the pool of its workers Exhausted, for all jobs."""
+    words = "0/3 nodes are available: 3 node(s) didn't match pod affinity rules."
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": words}
+    workers = {"replicas": 1, "pools": ["spot"], "zonePolicy": zone}
+    server = build.NOW - served if served is not None else None
+    assert _told(await _look({}, scheduled, {}, workers=workers, server=server)) == told
 
 
 @pytest.mark.parametrize(("role", "recommended"), [("ps", 1), ("worker", 0)])
@@ -422,8 +443,12 @@ async def _look(
     pods: int = 1,
     workers: Any = None,
     template: Any = None,
+    server: datetime | None = None,
 ) -> CapacityPoolStatus:
-    """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata."""
+    """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
+
+    `server`: when a parameter server elsewhere got its node.
+    """
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
@@ -446,6 +471,9 @@ async def _look(
         state.nodes.put(Node.model_validate(node))
     state.jobs.put(build.job(status, runPolicy=policy, **({"workers": workers} if workers else {})))
     created, conditions = build.NOW - long, [scheduled]
+    if server is not None:
+        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": build.stamp(server)}
+        state.pods.put(Pod.model_validate(build.pod_manifest("ps", node="safe", conditions=[bound])))
     for of, index, node in running:
         pod = build.pod_manifest(of, index, node=node, conditions=conditions)
         pod["metadata"] |= changed or {}

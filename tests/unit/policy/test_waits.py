@@ -1,4 +1,4 @@
-"""Whether a pod that waits says that its pool has no node for it, or has only itself to blame."""
+"""For what a pod waits: whether it says that its pool has no node for it, or has only itself to blame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.api.kube import Node, Pod
-from shoal.controllers.capacitypool.room import Rooms
+from shoal.policy.facts.waits import Rooms, Wait, wait_of
 from tests.unit.policy import build
 
 GPU = "nvidia.com/gpu"
@@ -36,7 +36,7 @@ def pod(words: str | None = FULL, *, on: str | None = None, cpu: str = "1", **sp
 
 def waits(waiting: Pod, *nodes: Node, there: tuple[Pod, ...] = ()) -> bool:
     rooms = Rooms.of(nodes, lambda name: [each for each in there if each.spec.node_name == name])
-    return rooms.awaited_by(waiting)
+    return wait_of(waiting, rooms) is Wait.NODE
 
 
 def test_pod_waits_for_a_node_where_all_are_full_or_there_is_none() -> None:

@@ -1,0 +1,45 @@
+"""Which pods wait for one more node of a pool, and since when one could have come for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from shoal.api.kube import Pod
+from shoal.api.labels import Place
+from shoal.controllers.state import ClusterState, key_of
+from shoal.policy.facts.waits import ALWAYS, Rooms, Wait, near_since, wait_of
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is asked of a job for each of its pods."""
+
+    near_since: datetime | None
+    made: Mapping[Place, datetime]
+    """When its pods were let go by what held them back, such as a queue, or were created."""
+
+
+def without_node(state: ClusterState, pool: str) -> list[Pod]:
+    """The pods of jobs that need a node, and are for the pool."""
+    return [each for each in state.pods.indexed("waiting", pool) if state.job_of(each) is not None]
+
+
+def waiting(
+    state: ClusterState, pods: Sequence[Pod], rooms: Rooms, now: datetime
+) -> list[tuple[Pod, datetime]]:
+    """Those of these pods that wait for one more node of the pool, and since when."""
+    jobs, found = dict[str, _Job](), list[tuple[Pod, datetime]]()
+    for pod in pods:
+        if (job := state.job_of(pod)) is None or (place := pod.place) is None:
+            continue
+        if job.metadata.uid not in jobs:
+            made = {slot.place: slot.created_at for slot in job.status.slots if slot.created_at is not None}
+            its = state.pods.indexed("run", (key_of(job), job.metadata.uid))
+            jobs[job.metadata.uid] = _Job(near_since(job, its), made)
+        known = jobs[job.metadata.uid]
+        near = ALWAYS if place.role == "ps" else known.near_since
+        if wait_of(pod, rooms, near=near is not None) is Wait.NODE:
+            found.append((pod, max(pod.created or now, known.made.get(place, ALWAYS), near or ALWAYS)))
+    return found
