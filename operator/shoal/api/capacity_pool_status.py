@@ -106,6 +106,8 @@ class MeasuredStock(Status):
     """How often it ran out."""
     counted_until: AwareDatetime | None = None
     """Up to when that is counted."""
+    known_until: AwareDatetime | None = None
+    """Up to when it is known whether there were any: while pods wait, that shows later. Unset: `countedUntil`."""
 
 
 class MeasuredStartup(Status):

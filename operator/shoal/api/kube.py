@@ -439,6 +439,15 @@ class Node(Cached):
         return datetime.fromisoformat(text) if text else None
 
     @cached_property
+    def ready_since(self) -> datetime | None:
+        """Since when it has been Ready; None: it is not. A name and an object may outlive their machine."""
+        ready = self.condition("Ready")
+        if ready is None or ready.status != "True":
+            return None
+        text = ready.last_transition_time
+        return datetime.fromisoformat(text) if text else self.created
+
+    @cached_property
     def machine(self) -> str:
         """A digest of its uid and of its boot ID (empty before it has one), five characters each."""
         parts = (self.metadata.uid, self.status.node_info.boot_id)

@@ -15,10 +15,10 @@ from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.controllers.capacitypool.waiting import waiting, without_node
+from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
 from shoal.manifests.pods import worker_requests
-from shoal.policy.facts.waits import Rooms, is_full
+from shoal.policy.facts.waits import NO_NODES, Rooms, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -85,9 +85,9 @@ class PoolReconciler:
         nodes, now = members.nodes(name), self._wall()
         working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
         needy = without_node(self._state, name)
-        found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if needy else []
-        rooms = Rooms.of(found, partial(pods.indexed, "node"))
-        newest = max(found, key=lambda node: node.metadata.creation_timestamp or "", default=None)
+        found = [node for each in nodes if (node := self._state.nodes_by_name.get(each)) is not None]
+        on = partial(pods.indexed, "node")
+        rooms = Rooms.of(found, on) if needy else NO_NODES
         waits = waiting(self._state, needy, rooms, now)
         servers = [each.spec.requests for each, _ in waits if each.place and each.place.role == "ps"]
         return Seen(
@@ -103,7 +103,7 @@ class PoolReconciler:
             else 0,
             held=members.held(name),
             waiting=[since for _, since in waits],
-            newest=newest.created if newest is not None else None,
+            newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
             problem=_problem(pool),

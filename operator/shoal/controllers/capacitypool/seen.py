@@ -25,7 +25,7 @@ class Seen:
     waiting: Sequence[datetime]
     """Since when pods of this pool have waited for a node: they were created, or let go by a queue."""
     newest: datetime | None = None
-    """When the last node of these was created; not read while no pod waits."""
+    """When the last machine of these came: see `waiting.last_came`."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
     serving: int = 0

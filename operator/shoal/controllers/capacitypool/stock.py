@@ -76,7 +76,7 @@ def late_start(seen: Seen, patience: timedelta) -> Sums:
     It was not theirs if one of them waits still; and where it was, and they do not give up, they say so themselves.
     """
     since = seen.pool.status.out_since
-    if since is None or not _has_grown(seen) or any(waits < since for waits in seen.waiting):
+    if since is None or not _has_come(seen, since) or any(waits < since for waits in seen.waiting):
         return Sums()
     waited = seen.now - since + patience
     if not timedelta() <= waited <= LATE * patience:  # of a leader whose clock was ahead, nobody knows
@@ -93,7 +93,7 @@ def still_exhausted(seen: Seen, patience: timedelta) -> bool:
     since = seen.pool.status.out_since or before.last_transition_time
     held = held_for(patience, before.last_transition_time - since)
     # Of an earlier leader whose clock is ahead, it would be too soon for so much longer.
-    return not _has_grown(seen) and abs(seen.now - before.last_transition_time) < held
+    return not _has_come(seen, since) and abs(seen.now - before.last_transition_time) < held
 
 
 def held_for(patience: timedelta, out: timedelta) -> timedelta:
@@ -105,16 +105,18 @@ def out_since(seen: Seen, *, exhausted: bool) -> datetime | None:
     """When the first pod was seen to wait in vain; forgotten with the next node, or when nobody tries for long."""
     known = seen.pool.status.out_since
     if exhausted:
-        return known if known is not None and not _has_grown(seen) else seen.now.replace(microsecond=0)
+        gone_on = known is not None and not _has_come(seen, known)
+        return known if gone_on else seen.now.replace(microsecond=0)
     before = (
         each for each in seen.pool.status.conditions if each.type == "Exhausted" and each.status == "False"
     )
     tried = next((each.last_transition_time for each in before), seen.now)
-    return None if _has_grown(seen) or seen.now - tried > LONGEST else known
+    return None if known is None or _has_come(seen, known) or seen.now - tried > LONGEST else known
 
 
-def _has_grown(seen: Seen) -> bool:
-    return len(seen.nodes) > seen.pool.status.nodes
+def _has_come(seen: Seen, since: datetime) -> bool:
+    """Whether a machine has come since then."""
+    return seen.newest is not None and seen.newest >= since
 
 
 def is_due(seen: Seen) -> bool:
@@ -147,14 +149,17 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
     old = before.stock
     since = old.counted_until if old.counted_until and not _is_ahead(seen, old.counted_until) else now
     passed = max(now - since, timedelta())
-    known = _was(before) or ("Stocked" if _has_grown(seen) else None)
-    was = known if passed <= UNWATCHED else None
+    came = seen.newest is not None and seen.newest > since
+    was = (_was(before) or ("Stocked" if came else None)) if passed <= UNWATCHED else None
+    known_until = min(old.known_until or since, since)
     out = passed if was == "Out" else timedelta()
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None
-    if ran_out:  # that it was out is known only now, after a wait
-        waited = max(waiting_too_long(seen, patience), default=timedelta())
-        out, watched = out + waited, watched + waited
+    if ran_out:  # that it was out is known only now, after a wait, of which some may be counted
+        out = min(
+            max(waiting_too_long(seen, patience), default=timedelta()), max(now - known_until, timedelta())
+        )
+        watched = max(watched, out)
     kept = weight(seen)
 
     def added(known: str, more: float) -> str:
@@ -165,6 +170,7 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
         out_seconds=added(old.out_seconds, out.total_seconds()),
         outs=added(old.outs, float(ran_out)),
         counted_until=max(now, since),
+        known_until=max(now, since) if was or ran_out else known_until,
     )
 
 

@@ -1,12 +1,12 @@
-"""Which pods wait for one more node of a pool, and since when one could have come for them."""
+"""Which pods wait for one more node of a pool, since when one could have come for them, and when the last one did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
 from shoal.controllers.state import ClusterState, key_of
 from shoal.policy.facts.waits import ALWAYS, Rooms, Wait, near_since, wait_of
@@ -19,6 +19,22 @@ class _Job:
     near_since: datetime | None
     made: Mapping[Place, datetime]
     """When its pods were let go by what held them back, such as a queue, or were created."""
+
+
+def last_came(
+    nodes: Iterable[Node], on: Callable[[str], Iterable[Pod]], *, some_wait: bool
+) -> datetime | None:
+    """When the last of these machines became Ready that took a pod since then, or has none while `some_wait` for none.
+
+    One that never gets Ready was not to be had, nor was one that took nothing though pods wait. One that was not heard
+    for a while, with its pods, was there. `on`: the pods of a node.
+    """
+    ready = ((node.ready_since, node.metadata.name) for node in nodes)
+    for since, name in sorted(((at, name) for at, name in ready if at is not None), reverse=True):
+        bound = [pod.bound_at for pod in on(name) if not pod.ended]
+        if any(at is not None and at >= since for at in bound) or not (bound or some_wait):
+            return since
+    return None
 
 
 def without_node(state: ClusterState, pool: str) -> list[Pod]:

@@ -438,11 +438,12 @@ def test_a_node_that_comes_soon_after_it_was_given_up_is_a_start() -> None:
             now = NOW + timedelta(seconds=second)
             status = measure(seen(pool(status), quick, now=now, waiting=(asked,)))
         assert condition(status, "Exhausted")[0] == "True"
-        came = seen(pool(status), quick, now=now + timedelta(seconds=late), nodes=[node(pool="spot")])
+        there = {"nodes": [node(pool="spot")], "newest": now + timedelta(seconds=late)}
+        came = seen(pool(status), quick, now=now + timedelta(seconds=late), **there)
         status = measure(came)
         assert status.startup.seen == 4 + learned
         assert status.startup.seconds == (round((240 + 150) / 5) if learned else 60)
-        assert measure(seen(pool(status), quick, now=came.now, nodes=came.nodes)).startup == status.startup
+        assert measure(seen(pool(status), quick, now=came.now, **there)).startup == status.startup
 
 
 def test_a_node_that_came_for_others_is_no_start_of_a_pod_that_still_waits() -> None:
@@ -463,8 +464,9 @@ def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> N
     assert later(1) == later(239) == ("True", "NoNodes")
     assert later(241) == ("False", "NodesAvailable")
     assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
-    node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
-    assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+    come = {"nodes": [node(pool="spot")], "newest": NOW + timedelta(seconds=1)}
+    assert later(1, **come) == ("False", "NodesAvailable")
+    assert later(1, nodes=come["nodes"]) == ("True", "NoNodes"), "it is there, and never got Ready"
     # The clock of the leader before this one was so far ahead.
     assert later(-20) == ("True", "NoNodes")
     assert later(-3600) == ("False", "NodesAvailable")
@@ -544,6 +546,36 @@ def test_two_operators_that_share_a_pool_count_each_second_once() -> None:
     assert of.counted() == about(60, 0, 0)
 
 
+LOOKS = st.lists(
+    st.tuples(st.integers(3, 400), st.booleans(), st.integers(0, 2), st.integers(0, 900)),
+    min_size=5,
+    max_size=60,
+)
+
+
+@given(LOOKS, st.booleans())
+@settings(max_examples=examples(100), deadline=None)
+def test_no_second_is_counted_twice_however_nodes_come_and_go(
+    looks: list[tuple[int, bool, int, int]], older: bool
+) -> None:
+    """One that came and went each minute and a half made 6,200 seconds without nodes of 1,800.
+
+    `older`: a version that does not know up to when that is known writes the status, too.
+    """
+    status, now, newest = CapacityPoolStatus(), NOW, None
+    for number, (seconds, comes, used, asked) in enumerate(looks):
+        now += timedelta(seconds=seconds)
+        newest = now if comes else newest if number % 3 else None
+        pods = (max(now - timedelta(seconds=asked), NOW),) if asked else ()
+        there = {"nodes": range(used + comes), "used": used, "waiting": pods, "newest": newest}
+        status = measure(seen(pool(status), now=now, **there))
+        if older:
+            stock = status.stock.model_copy(update={"known_until": None})
+            status = status.model_copy(update={"stock": stock})
+        out, watched = float(status.stock.out_seconds), float(status.stock.watched_seconds)
+        assert out - 1 <= watched <= (now - NOW).total_seconds() + 1
+
+
 def test_old_stock_outs_weigh_less() -> None:
     of = Stocked()
     of.look(10)
@@ -575,8 +607,8 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
     assert gaps == sorted(gaps)
     assert len(tries) <= 7
     assert max(gaps) <= 1800 + 270, "a try waits for twice the patience"
-    node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
-    found = measure(seen(pool(status), now=NOW + timedelta(hours=2), nodes=[node]))
+    now = NOW + timedelta(hours=2)
+    found = measure(seen(pool(status), now=now, nodes=[node(pool="spot")], newest=now))
     assert found.out_since is None
     assert condition(found, "Exhausted")[0] == "False"
 
@@ -914,6 +946,7 @@ def test_a_node_that_comes_after_a_clock_was_ahead_is_no_start() -> None:
     out = measure(seen(pool(), waiting=(waiting(1000.0),), now=NOW)).model_copy(
         update={"out_since": NOW + timedelta(days=30)}
     )
-    status = measure(seen(pool(out), nodes=[node()], now=NOW + timedelta(minutes=1)))
+    now = NOW + timedelta(minutes=1)
+    status = measure(seen(pool(out), nodes=[node()], newest=now, now=now))
     sums = counted.sums_of(status)
     assert (sums.starts, sums.start_seconds_squared) == (0, 0)

@@ -362,6 +362,45 @@ async def test_plans_are_made_anew_when_a_pool_is_exhausted_and_not_for_what_fol
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("uid", "boot", "ready", "exhausted"),
+    [
+        ("uid-spot-0", "boot-2", "True", "False"),
+        ("another", "boot-2", "True", "False"),
+        ("another", "boot-2", "False", "True"),
+    ],
+    ids=["the same object", "another one", "that never gets Ready"],
+)
+async def test_a_pool_has_nodes_again_with_a_machine_that_is_ready_and_not_with_the_name_of_its_node(
+    uid: str, boot: str, ready: str, exhausted: str
+) -> None:
+    """On GKE the Node of a preempted machine stays for the next: it was noticed half an hour later."""
+    fleet, key = Fleet(), ("", "spot")
+
+    def stored(ready: str, at: int, **which: str) -> None:
+        body = build.node_manifest("spot-0", ready=ready, **which)
+        body["metadata"]["resourceVersion"] = str(1000 + at)
+        body["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(build.NOW + timedelta(seconds=at))
+        fleet.state.nodes.put(Node.model_validate(body))
+
+    stored("Unknown", -600)
+    waits = {"type": "PodScheduled", "status": "False", "reason": LET_GO}
+    created = build.NOW - timedelta(minutes=10)
+    pod = build.pod_manifest(node=None, phase="Pending", created=created, conditions=[waits])
+    pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+    fleet.state.pods.put(Pod.model_validate(pod))
+    await fleet.look(key)
+    assert _told(fleet.status) == (1, "True")
+    fleet.state.pods.drop(pod["metadata"]["uid"])
+    await asyncio.sleep(20)
+    if uid != "uid-spot-0":
+        fleet.state.nodes.drop("uid-spot-0")
+    stored(ready, 20, uid=uid, boot=boot)
+    await fleet.look(key)
+    assert _told(fleet.status) == (0, exhausted)
+
+
+@pytest.mark.looptime
 async def test_pool_is_looked_at_seldom_though_much_changes() -> None:
     fleet = Fleet()
     async with fleet.working():
