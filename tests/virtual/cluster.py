@@ -31,6 +31,8 @@ class Machine:
     labels: Mapping[str, str]
     taints: tuple[Json, ...] = ()
     cores: int = 4
+    broken: bool = False
+    """Its driver: it has accelerators, by its label, and none to give."""
     powered: bool = True
     connected: bool = True
     """Whether its kubelet reaches the API server."""
@@ -116,12 +118,13 @@ class Cluster:
         self.machines[machine.name] = machine
         machine.bought_at = now()
         self._numbers += 1
+        devices = {} if machine.broken or "accelerator" not in machine.labels else {"nvidia.com/gpu": "1"}
         node = {
             "metadata": {"labels": {"kubernetes.io/hostname": machine.name, ZONE: "a", **machine.labels}},
             "spec": {"taints": list(machine.taints)},
             "status": {
                 "nodeInfo": {"bootID": f"boot-{self._numbers}"},
-                "allocatable": {"cpu": str(machine.cores)},
+                "allocatable": {"cpu": str(machine.cores), **devices},
                 "conditions": [_ready("True")],
             },
         }
@@ -411,6 +414,7 @@ class Cluster:
             or not machine.powered
             or not machine.connected
             or node["status"]["conditions"][0]["status"] != "True"
+            or (machine.broken and pod["metadata"]["labels"]["shoal.dev/role"] == "worker")
         ):
             return False
         return _admits(pod, node["metadata"]["labels"], node["spec"]["taints"], machine.name)

@@ -59,6 +59,32 @@ def condition(found: Json, kind: str) -> Json:
     return next(c for c in found["status"]["conditions"] if c["type"] == kind)
 
 
+def test_pool_whose_nodes_give_no_accelerator_is_left_for_another_and_says_so() -> None:
+    """Their driver had failed: an Auto job waited beside them for ever, and more of them were recommended."""
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=400_000), plan_seconds=10.0)
+        world.nodes(0, 1)
+        cheap = {**GOOD, "nodeSelector": {"pool": "broken"}, "price": {"perHour": 0.1}}
+        for name, spec in (("broken", cheap), ("good", GOOD)):
+            for number in range(4):
+                labels = {"pool": name, "accelerator": "T4"}
+                world.cluster.add(Machine(f"{name}-{number}", labels, broken=name == "broken"))
+            body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}, "spec": spec}
+            world.server.store(("capacitypools", "", name), body)
+        async with world.living():
+            world.replica("a")
+            apply(world, "digits", ["broken", "good"], deadlineSeconds=3600)
+            await world.until(lambda: world.job().status.workers.ready >= 2, 300, "it runs")
+            found = world.server.objects["capacitypools", "", "broken"]
+            ready = condition(found, "Ready")
+            assert (ready["status"], ready["reason"]) == ("False", "NodesLackAccelerator")
+            assert "see that the driver" in ready["message"]
+            assert found["status"]["recommended"]["nodes"] <= 1, "of a parameter server"
+
+    play(story)
+
+
 def test_each_wrong_pool_says_what_to_change_and_jobs_run_in_the_others() -> None:
     async def story() -> None:
         world = pool_world()

@@ -183,8 +183,9 @@ class CapacityPool(Resource):
 
     @property
     def gives_nodes(self) -> bool:
-        """Whether it has more nodes, as far as is known."""
-        return self.status.exhausted is None and not self.is_ending
+        """Whether it has more nodes that a worker can use, as far as is known."""
+        status = self.status
+        return status.exhausted is None and status.lacks_accelerator is None and not self.is_ending
 
     @property
     def room(self) -> int:

@@ -143,6 +143,8 @@ class Recommendation(Status):
     """Why, for people."""
 
 
+LACKS_ACCELERATOR = "NodesLackAccelerator"
+"""Of the condition Ready: its nodes are there and give no worker what the spec says that they have."""
 SILENT = timedelta(minutes=15)
 """An operator that has said nothing of a pool for so long does not run. Clocks of nodes differ by less."""
 
@@ -246,6 +248,12 @@ class CapacityPoolStatus(Status):
     """The older pool that selects nodes of this one, to which no plan adds; it is remembered when these are gone."""
     scaling: ScalingStatus | None = None
     """What `shoal-pools` scales for the pool. Unset: nothing."""
+
+    @property
+    def lacks_accelerator(self) -> Condition | None:
+        """The condition that says that its nodes lack the accelerators of its description; None: as far as is known."""
+        found = (c for c in self.conditions if c.type == "Ready" and c.status == "False")
+        return next((c for c in found if c.reason == LACKS_ACCELERATOR), None)
 
     @property
     def exhausted(self) -> Condition | None:

@@ -40,7 +40,7 @@ RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GPU = "nvidia.com/gpu"
-_NVIDIA = "nvidia.com/"
+NVIDIA = "nvidia.com/"
 """Of every resource of NVIDIA's device plugin, such as a part of a GPU (`nvidia.com/mig-1g.5gb`)."""
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
@@ -199,7 +199,7 @@ def _defaults(
     limited = _resources(template, role, "limits")
     asked = {*limited, *_resources(template, role, "requests")}
     gpus = _gpus(where, asked) if role == "worker" else 0
-    computes = gpus > 0 or any(name.startswith(_NVIDIA) for name in asked)
+    computes = gpus > 0 or any(name.startswith(NVIDIA) for name in asked)
     image = images.ps if role == "ps" else (images.worker_gpu if computes else "") or images.worker
     container: dict[str, Any] = {
         "name": role,
@@ -280,7 +280,7 @@ def worker_requests(job: TrainingJob, pool: CapacityPool) -> Amounts:
 def _gpus(where: Where, asked: Collection[str]) -> int:
     """The GPUs that a worker requests because of its pool: all of a node, unless the template names any itself."""
     accelerator = where.pool.spec.accelerator if where.pool else None
-    return accelerator.count if accelerator and not any(name.startswith(_NVIDIA) for name in asked) else 0
+    return accelerator.count if accelerator and not any(name.startswith(NVIDIA) for name in asked) else 0
 
 
 def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

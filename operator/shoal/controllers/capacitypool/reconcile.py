@@ -14,6 +14,7 @@ from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
+from shoal.controllers.capacitypool.problems import problem_of
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
@@ -21,7 +22,6 @@ from shoal.manifests.pods import worker_requests
 from shoal.policy.facts.waits import NO_NODES, Rooms, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.accelerators import catalogue
 
 EVERY_SECONDS = 15.0
 REST_SECONDS = 3.0
@@ -106,7 +106,7 @@ class PoolReconciler:
             newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
-            problem=_problem(pool),
+            problem=problem_of(pool, found, now, trains=bool(working)),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
@@ -130,22 +130,6 @@ class PoolReconciler:
             }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
-
-
-def _problem(pool: CapacityPool) -> tuple[str, str] | None:
-    """What is wrong with the description, and what to change."""
-    spec = pool.spec
-    if not spec.node_selector:
-        return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
-    if spec.accelerator is not None and not catalogue().knows(spec.accelerator.name):
-        names = ", ".join(catalogue().names)
-        words = (
-            f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
-        )
-        return "UnknownAccelerator", words
-    if spec.price is None:
-        return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
-    return None
 
 
 def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:

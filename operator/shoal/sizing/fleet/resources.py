@@ -37,12 +37,13 @@ STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     """A pool as the planner sees it: priors of its spec and measurements of its status.
 
-    Of one whose description is wrong, nothing is used but the nodes that are in use.
+    Of one whose description is wrong, nothing is used but the nodes that are in use; none where no worker could run.
     """
     spec, status = pool.spec, pool.status
     wrong = any(
         c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
     )
+    in_use = status.used if status.lacks_accelerator is None else 0
     starts = status.startup
     start, starts_seen = (
         (starts.seconds, starts.seen) if starts.seen else (starts.warm_seconds, starts.warm_seen)
@@ -57,7 +58,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=min(status.used, pool.room) if wrong else pool.room,
+        limit=min(in_use, pool.room) if wrong else pool.room,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=weight * starts_seen,

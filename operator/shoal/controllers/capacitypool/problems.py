@@ -1,0 +1,59 @@
+"""What is wrong with a pool: its description, or that its nodes are not as it says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
+from shoal.api.kube import Node
+from shoal.controllers.capacitypool import stock
+from shoal.controllers.capacitypool.counted import sums_of
+from shoal.manifests.pods import GPU, NVIDIA
+from shoal.sizing.accelerators import catalogue
+
+
+def problem_of(
+    pool: CapacityPool, nodes: Iterable[Node], now: datetime, *, trains: bool
+) -> tuple[str, str] | None:
+    """What is wrong, and what to change. `nodes`: of the pool; `trains`: one of them has a worker."""
+    spec = pool.spec
+    if not spec.node_selector:
+        return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
+    if spec.accelerator is not None and not catalogue().knows(spec.accelerator.name):
+        names = ", ".join(catalogue().names)
+        words = (
+            f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
+        )
+        return "UnknownAccelerator", words
+    if spec.accelerator is not None and not trains and _lack(pool, spec.accelerator.count, nodes, now):
+        words = (
+            f"no node of this pool has {spec.accelerator.count} {GPU} to give, so no plan uses it: see that the driver "
+            "and the device plugin run on them, or correct spec.accelerator.count"
+        )
+        return LACKS_ACCELERATOR, words
+    if spec.price is None:
+        return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
+    return None
+
+
+def _lack(pool: CapacityPool, count: int, nodes: Iterable[Node], now: datetime) -> bool:
+    """Whether nodes have been Ready for longer than the patience with them, and none has so many accelerators.
+
+    Once told, it holds for nodes that are new, too; and while there are none, for as long as a pool is out of nodes at
+    most: its autoscaler takes idle ones away, and would make them again in turns.
+    """
+    status = pool.status
+    same = status.observed_generation == pool.metadata.generation
+    told = status.lacks_accelerator if same else None
+    ready = [(node.ready_since, node.status.allocatable) for node in nodes if node.status.allocatable]
+    since = [at for at, _ in ready if at is not None]
+    if not since:
+        return told is not None and now - told.last_transition_time < stock.LONGEST
+    for at, has in ready:
+        parts = any(name.startswith(NVIDIA) and name != GPU and amount > 0 for name, amount in has)
+        if at is not None and (parts or dict(has).get(GPU, 0.0) >= count):
+            return False  # as parts of GPUs, which a job's template asks for
+    patience = stock.patience_after(float(pool.spec.startup_seconds), sums_of(status))
+    return told is not None or (now - min(since)).total_seconds() > patience
