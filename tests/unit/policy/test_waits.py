@@ -79,6 +79,28 @@ def test_nodes_that_pods_of_others_fill_are_full() -> None:
     )  # what daemons have of each
 
 
+def cpu_pod(cpu: str, words: str = "0/2 nodes are available: 2 Insufficient cpu.", **how: Any) -> Pod:
+    made = build.pod_manifest(
+        node=how.get("on"), phase="Pending", role=how.get("role", "worker"),
+        conditions=[{"type": "PodScheduled", "status": "False", "message": words}],
+    )  # fmt: skip
+    made["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]
+    return Pod.model_validate(made)
+
+
+def test_pod_that_leaves_no_room_for_what_runs_on_each_node_has_itself_to_blame() -> None:
+    """It asked for all that an empty node says to have, and had a pool of idle nodes Exhausted for everybody."""
+    idle = node("a"), node("b")
+    assert not waits(cpu_pod("4"), *idle)
+    assert not waits(cpu_pod("4"), *idle, there=(cpu_pod("1", on="a"),)), "one of another size shows nothing"
+    assert waits(cpu_pod("4"), *idle, there=(cpu_pod("4", on="a"),)), (
+        "a node took one: others have the second"
+    )
+    assert waits(cpu_pod("3"), *idle, there=(cpu_pod("3", on="a", role="ps"),)), "a server shows it, too"
+    assert waits(cpu_pod("2"), *idle), "no daemon leaves so little"
+    assert waits(pod("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."), *idle), "no daemon has a GPU"
+
+
 def test_node_that_the_pod_does_not_tolerate_has_no_room() -> None:
     going = node("b", [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}])
     assert waits(pod(UNDESCRIBED), node("a"), going, there=(pod(on="a"),))

@@ -8,12 +8,13 @@ all jobs leave the pool, or pay for another node of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from shoal.api.amounts import Amounts, covers, fits, left_of
+from shoal.api.amounts import Amounts, covers, fits, left_of, part_of
 from shoal.api.kube import Node, Pod, Taint
 from shoal.api.training_job import TrainingJob
 
@@ -38,6 +39,11 @@ _NO_ROOM = (*_FULL, *_BESIDE, "taint", "unschedulable")
 """In the scheduler's words, why a node of the right kind does not take a pod: it is full, or new, or about to go, or
 has others that the pod, by its own template, is not to be beside."""
 
+LEFT_BY_DAEMONS = 0.5
+"""The part of each node that DaemonSets leave to others, at least; of devices, they leave all."""
+_LACKS_DEVICE = re.compile(r"Insufficient [^\s,]+/")
+"""Of extended resources, whose names have a domain."""
+
 
 @dataclass(frozen=True)
 class Rooms:
@@ -47,20 +53,20 @@ class Rooms:
     """Without any."""
     left: frozenset[tuple[Amounts, tuple[Taint, ...]]] = frozenset()
     """Beside those that are seen there; with their taints."""
-    workers: frozenset[Amounts] = frozenset()
-    """What workers ask for that have a node of it, beside whatever else runs on its nodes."""
+    taken: frozenset[Amounts] = frozenset()
+    """What pods ask for that have a node of it, beside whatever else runs on its nodes."""
 
     @classmethod
     def of(cls, nodes: Iterable[Node], on: Callable[[str], Iterable[Pod]]) -> Rooms:
         """Those of these nodes. `on`: the pods of a node."""
-        kinds, workers = set[tuple[Amounts, tuple[Amounts, ...], tuple[Taint, ...]]](), set[Amounts]()
+        kinds, taken = set[tuple[Amounts, tuple[Amounts, ...], tuple[Taint, ...]]](), set[Amounts]()
         for node in nodes:  # there may be thousands, most of which are alike
             pods = [each for each in on(node.metadata.name) if not each.ended]
             asked = tuple(each.spec.requests for each in pods)
             kinds.add((node.status.allocatable, asked, node.spec.taints))
-            workers |= {each.spec.requests for each in pods if each.place and each.place.role == "worker"}
+            taken.update(asked)
         left = frozenset((left_of(has, asked), taints) for has, asked, taints in kinds)
-        return cls(frozenset(has for has, _, _ in kinds), left, frozenset(workers))
+        return cls(frozenset(has for has, _, _ in kinds), left, frozenset(taken))
 
     def has_none_for(self, pod: Pod) -> bool:
         """Whether one more node like those that there are would have the pod run, and none of them would."""
@@ -71,10 +77,12 @@ class Rooms:
             return False  # it asks for something else that they do not have, nor would one more
         if not any(has and fits(asked, has) and _tolerates(pod, taints) for has, taints in self.left):
             return True
-        # Others than Shoal's may have them: as many of each as leave room for such a worker on other nodes.
-        proven = not self.workers or any(covers(each, asked) for each in self.workers)
-        full = any(each in words for each in _FULL) and not any(each in words for each in _BESIDE)
-        return proven and full
+        if not any(each in words for each in _FULL) or any(each in words for each in _BESIDE):
+            return False
+        # Others than Shoal's have it: daemons of each node, unless it is more than these have.
+        small = any(part_of(asked, room) <= LEFT_BY_DAEMONS for room in self.empty)
+        proven = small or any(covers(each, asked) for each in self.taken)
+        return proven or _LACKS_DEVICE.search(words) is not None
 
 
 NO_NODES = Rooms()
