@@ -61,7 +61,7 @@ class Slot(Status):
     unfulfilled: bool = False
     """Its wait for a node is counted as unfulfilled."""
     interrupted: bool = False
-    """It was replaced when it fell silent, and that the platform took its node is counted as an interruption."""
+    """It was replaced when it fell silent or was evicted, and that the platform took its node is counted."""
     replaces: bool = False
     """It follows a pod that was lost, and not one that was given up (suspended, scaled down)."""
     restarts: int = 0

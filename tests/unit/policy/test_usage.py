@@ -273,6 +273,104 @@ def test_a_node_that_goes_as_the_pool_is_made_smaller_is_no_interruption(minutes
     assert world.status["restarts"]["disruptions"] == 1
 
 
+class Drained(Pools):
+    """Nodes with a taint take no pod, and are drained."""
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        before, tainted = self.dead_nodes, {n for n, o in self.nodes.items() if o["spec"]["taints"]}
+        self.dead_nodes = before | tainted
+        try:
+            return super()._room_for(pod)
+        finally:
+            self.dead_nodes = before
+
+    def drain(
+        self, node: str, key: str = "node.kubernetes.io/unschedulable", *, deleted: bool = False
+    ) -> None:
+        """Taint the node, and evict its pods; `deleted`: its object is, too."""
+        self.nodes[node]["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"}]
+        if deleted:
+            self.nodes[node]["metadata"]["deletionTimestamp"] = build.stamp(self.now)
+        self.reconcile()
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        for name, pod in self.pods.items():
+            if pod["spec"].get("nodeName") == node:
+                pod["status"]["conditions"] = [*pod["status"].get("conditions", []), target]
+                going = build.stamp(self.now + timedelta(seconds=20))
+                pod["metadata"] |= {"deletionTimestamp": going, "deletionGracePeriodSeconds": 20}
+                self.taken.add(name)
+        self.settle()
+
+    def lost(self) -> int:
+        """What is counted in pool a."""
+        found: int = self.status["poolUsage"]["a"]["interruptions"]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "gone", "counted"),
+    [("Spot", 150, True, 2), ("Spot", 150, False, 0), ("Spot", 900, True, 0), ("OnDemand", 150, True, 0)],
+    ids=["reclaimed", "drained", "removed long after", "an upgrade"],
+)
+def test_an_eviction_is_an_interruption_once_the_machine_of_a_spot_node_goes(
+    kind: str, seconds: int, gone: bool, counted: int
+) -> None:
+    """EKS and aws-node-termination-handler say no more: 50 reclaims in 1,000 hours were none."""
+    world = Drained(pool("a", kind), nodes={"a": 6}, replicas=3)
+    world.settle()
+    for node in ("a-0", "a-1"):
+        world.drain(node)
+    assert world.lost() == 0
+    world.now += timedelta(seconds=seconds)
+    world.reconcile()
+    for node in ("a-0", "a-1"):
+        if gone:
+            del world.nodes[node]
+    for after in range(3):
+        world.reconcile(crash_after=after)
+    for _ in range(2):
+        world.reconcile()
+        assert world.lost() == counted
+    world.now += timedelta(hours=1)
+    world.settle()
+    assert world.lost() == counted
+    assert {(each["index"], each["incarnation"]) for each in world.slots if each["role"] == "worker"} == {
+        (0, 1),
+        (1, 1),
+        (2, 0),
+    }
+
+
+def test_a_node_that_is_drained_as_its_pool_is_made_smaller_is_no_interruption() -> None:
+    scaling = {
+        "subject": {},
+        "originalNodes": 1,
+        "nodes": 3,
+        "setting": 2,
+        "shrunkAt": build.stamp(build.NOW),
+    }
+    world = Drained(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2)
+    world.settle()
+    world.drain("a-0")
+    del world.nodes["a-0"]
+    world.reconcile()
+    assert world.lost() == 0
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["of its own will", "at a notice"])
+def test_karpenter_takes_a_node_of_its_own_will_before_it_deletes_it(deleted: bool) -> None:
+    """Each drift of an image counted as a loss, of on-demand nodes, too. At a notice it deletes the node at once."""
+    world = Drained(pool("a"), nodes={"a": 3}, replicas=2)
+    world.settle()
+    world.drain("a-0", "karpenter.sh/disrupted", deleted=deleted)
+    world.nodes["a-0"]["metadata"]["deletionTimestamp"] = build.stamp(world.now)
+    world.reconcile()
+    del world.nodes["a-0"]
+    world.reconcile()
+    assert world.lost() == deleted
+    assert world.status["restarts"]["disruptions"] == 1
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["notice", "exit", "vanish", "crash", "wait", "tick", "scale"]), st.integers(0, 99)

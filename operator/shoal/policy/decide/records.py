@@ -24,6 +24,7 @@ from shoal.policy.actions import Action, CreatePod
 from shoal.policy.common.times import parse_time
 from shoal.policy.decide.backoff import PREEMPTED
 from shoal.policy.decide.counters import Counters
+from shoal.policy.decide.drains import may_be_reclaimed
 from shoal.policy.decide.in_place import restarted_in_place
 from shoal.policy.decide.members import (
     FELL_BACK,
@@ -157,6 +158,7 @@ def _is_kept(each: Member, group: Sequence[Member], facts: Facts) -> bool:
         or each.awaiting_job_end
         or each.missing
         or may_be_excused(facts, each.slot)
+        or may_be_reclaimed(facts, each.slot)
     )
 
 

@@ -29,6 +29,7 @@ from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.cost import amount_text, cost_so_far, price_of
+from shoal.policy.decide.drains import was_reclaimed
 from shoal.policy.decide.members import MOVED, SILENT, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, PoolNode
@@ -58,7 +59,6 @@ INTERRUPTIONS = frozenset(
         "DeletionByPodGC",
         "ImpendingNodeTermination",
         "NodeDeleted",
-        "NodeDisrupted",
         "NodeLost",
         "NodeRemediated",
         "NodeReplaced",
@@ -69,7 +69,8 @@ INTERRUPTIONS = frozenset(
         "VMEventScheduled",
     }
 )
-"""Reasons of disruptions that say that the pool lost a node; not preemptions, evictions and deletions."""
+"""Reasons of disruptions that say that the pool lost a node; not preemptions and deletions, nor evictions by themselves
+(`drains`), nor what Karpenter does by its own will: its taint alone (`NodeDisrupted`)."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,14 @@ class _Counter:
             usage["unfulfilled"] += 1
             each.slot = slot.model_copy(update={"unfulfilled": True})
         silent = slot.cause == SILENT and not slot.interrupted and each.verdict.reason in INTERRUPTIONS
+        later = silent or was_reclaimed(self._facts, slot)
         interrupted = slot.cause in INTERRUPTIONS and self._is_new(each)
-        if (silent or interrupted) and (slot.pool, slot.node) not in self._lost:
+        if (later or interrupted) and (slot.pool, slot.node) not in self._lost:
             self._lost |= {(slot.pool, slot.node)} if slot.node else set()
             if not self._is_given_back(slot.pool):
                 usage["interruptions"] += 1
                 self._shock(usage, slot.pool)
-        if silent:  # whoever of the node's pods it was counted for: that record may go before this one
+        if later:  # whoever of the node's pods it was counted for: that record may go before this one
             each.slot = each.slot.model_copy(update={"interrupted": True})
 
     def _start(self, usage: dict[str, Any], pod: Pod, slot: Slot, pushed: datetime) -> None:

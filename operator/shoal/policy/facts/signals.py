@@ -130,10 +130,10 @@ def _shuts_down(condition: Condition) -> bool:
 def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]) -> list[Signal]:
     """Some taints mean something else for a server, which would stop for nothing.
 
-    Karpenter taints a node before it has another one, and may change its mind: a server is
-    moved when the node is deleted. The disruption budget prevents the eviction of a server, so it is moved when its
-    node is cordoned, which every drain does first; a worker stays until it is evicted. A pod that tolerates a taint
-    that only keeps others away could be scheduled onto the same node again.
+    Karpenter taints a node before it has another one, and may change its mind: a server is moved when the node is
+    deleted, of which the taint says no more. The disruption budget prevents the eviction of a server, so it is moved
+    when its node is cordoned, which every drain does first; a worker stays until it is evicted. A pod that tolerates a
+    taint that only keeps others away could be scheduled onto the same node again.
     """
     signals, shuts_down = [], any(map(_shuts_down, node.status.conditions))
     for taint in node.spec.taints:
@@ -142,7 +142,7 @@ def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]
             found = NODE_NOT_READY
         elif taint.key == _CORDONED and role == "ps":
             found = Signal("NodeCordoned", Meaning.LEAVING)
-        if found is None:
+        if found is None or (found.revocable and node.metadata.deletion_timestamp):
             continue
         keeps_away = taint.effect != "NoExecute" and found.meaning is Meaning.LEAVING
         if (role == "ps" and found.revocable) or (
