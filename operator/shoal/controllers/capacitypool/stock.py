@@ -60,13 +60,18 @@ def patience_after(said: float, total: Sums) -> float:
 def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
     """For how long pods have waited for a node in vain: since the last one came, which others may have needed more.
 
+    Also if that is gone: there were nodes, as far as is known, up to when that was counted.
+
     One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
     all, and the pool is to be tried again by others.
     """
-    tried_again = seen.pool.status.out_since is not None and seen.pool.status.exhausted is None
+    status = seen.pool.status
+    tried_again = status.out_since is not None and status.exhausted is None
+    known = status.stock.known_until if status.out_since is None else None
+    had = max(filter(None, (seen.newest, known)), default=None)
     least = patience * LATE if tried_again else patience
     young = (since for since in seen.waiting if seen.now - since <= least + LONGEST)
-    waits = (seen.now - max(since, seen.newest or since) for since in young)
+    waits = (seen.now - max(since, had or since) for since in young)
     return [waited for waited in waits if waited > least]
 
 
@@ -120,11 +125,18 @@ def _has_come(seen: Seen, since: datetime) -> bool:
 
 
 def is_due(seen: Seen) -> bool:
-    """Whether it is time to count again, though nothing changed."""
+    """Whether it is time to count again, though nothing changed but that a machine has come."""
     until = seen.pool.status.stock.counted_until
-    if until is not None and _is_ahead(seen, until):
+    if until is None:
+        return False
+    if _is_ahead(seen, until) or _came_after(seen, until):
         return True
-    return until is not None and _was(seen.pool.status) is not None and seen.now - until >= COUNTED
+    return _was(seen.pool.status) is not None and seen.now - until >= COUNTED
+
+
+def _came_after(seen: Seen, until: datetime) -> bool:
+    """Whether a machine has come that no write has seen yet."""
+    return seen.newest is not None and until < seen.newest <= seen.now
 
 
 def _is_ahead(seen: Seen, until: datetime) -> bool:
@@ -149,16 +161,13 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
     old = before.stock
     since = old.counted_until if old.counted_until and not _is_ahead(seen, old.counted_until) else now
     passed = max(now - since, timedelta())
-    came = seen.newest is not None and seen.newest > since
-    was = (_was(before) or ("Stocked" if came else None)) if passed <= UNWATCHED else None
-    known_until = min(old.known_until or since, since)
+    was = (_was(before) or ("Stocked" if _came_after(seen, since) else None)) if passed <= UNWATCHED else None
+    undecided = max(now - min(old.known_until or since, since), timedelta())
     out = passed if was == "Out" else timedelta()
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None
     if ran_out:  # that it was out is known only now, after a wait, of which some may be counted
-        out = min(
-            max(waiting_too_long(seen, patience), default=timedelta()), max(now - known_until, timedelta())
-        )
+        out = min(max(waiting_too_long(seen, patience), default=timedelta()), undecided)
         watched = max(watched, out)
     kept = weight(seen)
 
@@ -170,7 +179,7 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
         out_seconds=added(old.out_seconds, out.total_seconds()),
         outs=added(old.outs, float(ran_out)),
         counted_until=max(now, since),
-        known_until=max(now, since) if was or ran_out else known_until,
+        known_until=max(now, since) if was or ran_out else old.known_until,
     )
 
 

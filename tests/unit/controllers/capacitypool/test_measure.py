@@ -546,6 +546,20 @@ def test_two_operators_that_share_a_pool_count_each_second_once() -> None:
     assert of.counted() == about(60, 0, 0)
 
 
+def test_pool_whose_nodes_come_and_go_is_not_exhausted_in_turns() -> None:
+    """With each that went, those that waited had waited since they were made: 157 changes in two hours."""
+    of, changes = Stocked(), list[str]()
+    for second in range(0, 7200, 15):
+        now = NOW + timedelta(seconds=second)
+        comes = second >= 90 and second % 90 == 0
+        newest = now if comes else None
+        sees = {"nodes": range(comes), "waiting": (now - timedelta(minutes=min(second / 60, 20)),)}
+        of.status = measure(seen(pool(of.status), now=now, newest=newest, **sees))
+        told = condition(of.status, "Exhausted")[0]
+        changes += [told] if changes[-1:] != [told] else []
+    assert changes == ["False"]
+
+
 LOOKS = st.lists(
     st.tuples(st.integers(3, 400), st.booleans(), st.integers(0, 2), st.integers(0, 900)),
     min_size=5,
