@@ -157,7 +157,7 @@ def _within_quota(facts: Facts, homes: Homes, counts: Mapping[str, int]) -> dict
         return dict(counts)
     have = pods_by_pool(facts)
     coming = sum(place.role == "worker" for place in facts.seen.in_flight)
-    most = max(have.total() + coming + 1, facts.job.spec.workers.min_replicas)
+    most = max(have.total() + coming + 1, _floor(homes, counts))
     kept = dict(counts)
     for name in reversed(homes.job.spec.workers.pools):
         above = min(sum(kept.values()) - most, kept.get(name, 0) - have[name])
@@ -166,11 +166,19 @@ def _within_quota(facts: Facts, homes: Homes, counts: Mapping[str, int]) -> dict
     return {name: count for name, count in kept.items() if count}
 
 
+def _floor(homes: Homes, now: Mapping[str, int]) -> int:
+    """How many of its workers a job keeps, whoever wants their nodes: as the planner has it (`FleetJob.floor`).
+
+    So it proposes no fewer, but where it can propose nothing.
+    """
+    return min(homes.job.spec.workers.min_replicas, sum(now.values()))
+
+
 def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[str, int]:
     """The proposal within what the spec and the pools allow; what the job has already is not given up for others.
 
     While other jobs have nodes that workers are to move to, these stay where no other job is to have theirs; where one
-    is, `minReplicas` of them do: two jobs that wait for each other's nodes both give up what they can spare.
+    is, as many do as the job keeps: two jobs that wait for each other's nodes both give up what they can spare.
     """
     left = homes.job.spec.workers.max_replicas or 1_000
     proposed = proposal.pools
@@ -181,8 +189,7 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
         counts[home.pool] = max(0, min(proposed.get(home.pool, 0), room, left))
         left -= counts[home.pool]
     if any(count < proposed.get(name, 0) for name, count in counts.items()):
-        left = min(left, sum(now.values()) - sum(counts.values()))
-        floor = homes.job.spec.workers.min_replicas
+        left, floor = min(left, sum(now.values()) - sum(counts.values())), _floor(homes, now)
         for name in sorted(counts, key=lambda name: (name in proposal.traded, name)):
             most = min(left, floor - sum(counts.values())) if name in proposal.traded else left
             stay = max(0, min(now.get(name, 0) - counts[name], most))

@@ -25,7 +25,7 @@ from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import Trial, worth_measuring
 from shoal.sizing.speed.measurements import Basis
 
-__all__ = ["Given", "Solved", "fits", "solve", "under_way"]
+__all__ = ["Given", "Solved", "fits", "solve"]
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +123,6 @@ def _squeezed(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved | 
     return Solved(job, replace(unplanned(job, given.pools, left, words), binding="pools"), one)
 
 
-def under_way(job: FleetJob) -> Mapping[str, int]:
-    """What the job runs, or is on its way to."""
-    return job.planned or job.running
-
-
 def fits(problem: Problem, counts: Sequence[int]) -> bool:
     """Whether a job may run these workers."""
     within = all(n <= pool.nodes for n, pool in zip(counts, problem.pools, strict=True))
@@ -137,7 +132,7 @@ def fits(problem: Problem, counts: Sequence[int]) -> bool:
 def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
     return Asked(
         one.problem,
-        under_way=tuple(under_way(job).get(pool.name, 0) for pool in one.problem.pools),
+        under_way=tuple(job.under_way.get(pool.name, 0) for pool in one.problem.pools),
         measured=one.measured,
         unmeasured=frozenset(
             name for name, basis in one.basis.items() if basis is not Basis.MEASURED and name not in elsewhere

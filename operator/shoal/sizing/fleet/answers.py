@@ -91,6 +91,8 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
     for name in named:
         room = 0 if by_name[name].exhausted or by_name[name].ending else left[name] - counts[name]
         counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
+    if not job.accepts(counts):
+        counts = {name: min(job.under_way.get(name, 0), left[name]) for name in named}
     return JobPlan(
         counts=counts,
         parameter_servers=job.parameter_servers,

@@ -68,6 +68,7 @@ def fleet_job(
         pools=tuple(spec.workers.pools),
         min_workers=replicas,
         max_workers=max(1, (spec.workers.max_replicas or replicas) if chooses else replicas),
+        least=_least(job),
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
@@ -87,6 +88,12 @@ def fleet_job(
     return with_work(job, planned, profile, report)
 
 
+def _least(job: TrainingJob) -> int:
+    """The workers that it keeps whoever wants their nodes: of one that nobody plans, all."""
+    spec = job.spec
+    return spec.workers.min_replicas if spec.elasticity.mode in {"Advise", "Auto"} else spec.workers.replicas
+
+
 def server_price(job: TrainingJob, pools: Mapping[str, CapacityPool]) -> float:
     """Price of one parameter server per hour: of the pool where one is, or else the first that is named for them.
 
@@ -104,6 +111,7 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
         name=job_name(job),
         pools=tuple(job.spec.workers.pools),
         min_workers=job.spec.workers.replicas,
+        least=_least(job),
         running=running(job),
         kept_to=_kept_to(job),
         asked=asked(job),

@@ -7,14 +7,14 @@ carry out already is kept where trading is not surely better.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Floats
-from shoal.sizing.fleet.alone import Given, Solved, fits, under_way
+from shoal.sizing.fleet.alone import Given, Solved, fits
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.planner import exactly
@@ -102,6 +102,8 @@ def _traded(
         Solved(each.job, answer_of(each.job, one, plan), one, plan)
         for each, one, plan in zip(traders, problems, found, strict=True)
     ]
+    if not all(each.job.accepts(each.answer.counts) for each in traded):
+        return ()
     if _missed(traded) != _missed(traders):
         return traded if _missed(traded) < _missed(traders) else ()
     return traded if _is_better(traded, traders) else ()
@@ -165,12 +167,12 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
     """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
 
     Together: what one job gains by nodes of another is no gain if that one loses as much, each as a part of its time;
-    those that prefer to be cheap, of what they cost.
+    those that prefer to be cheap, of what they cost. A job of higher priority gains, whatever lower ones lose.
     """
-    plans, faster, saved, cost = list[Solved](), list[Floats](), list[Floats](), list[float]()
+    plans, changes = list[Solved](), defaultdict[int, list[tuple[Solved, Floats]]](list)
     for each in best:
         assert each.one is not None
-        counts = [under_way(each.job).get(pool.name, 0) for pool in each.one.problem.pools]
+        counts = [each.job.under_way.get(pool.name, 0) for pool in each.one.problem.pools]
         if tuple(counts) == each.counts:
             plans.append(each)
             continue
@@ -181,16 +183,26 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
         same = exactly(one.problem, counts)
         if not (change.kept and same.feasible):
             return None
-        if _prefers(each) == "MinTime":
-            faster.append(change.saved)
-        else:
-            saved.append(change.saved)
-            cost.append(same.cost)
         plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
-    used = _used(plans)
+        changes[each.job.priority].append((plans[-1], change.saved))
+    if any(n > limits[name] for name, n in _used(plans).items()):
+        return None
+    for _, level in sorted(changes.items(), reverse=True):
+        saved = _saved(level)
+        if is_sure(saved):
+            return None
+        if is_sure(-saved):
+            break
+    return plans
+
+
+def _saved(changes: Sequence[tuple[Solved, Floats]]) -> Floats:
+    """What jobs of one priority save together by a change from their plans, in each simulated run."""
+    faster = [saved for kept, saved in changes if _prefers(kept) == "MinTime"]
+    cheaper = [(saved, kept.answer.cost or 0.0) for kept, saved in changes if _prefers(kept) != "MinTime"]
+    cost = sum(cost for _, cost in cheaper)
     with np.errstate(invalid="ignore"):  # where one never ends now, and another would not: no gain
-        together = np.zeros(1) + sum(faster) + sum(saved) * len(cost) / (sum(cost) or 1.0)
-    return None if is_sure(together) or any(n > limits[name] for name, n in used.items()) else plans
+        return np.zeros(1) + sum(faster) + sum(saved for saved, _ in cheaper) * len(cheaper) / (cost or 1.0)
 
 
 def _moved(job: FleetJob, plan: JobPlan) -> int:

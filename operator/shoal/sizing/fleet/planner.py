@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from shoal.errors import Interrupted, UsageError
-from shoal.sizing.fleet.alone import Given, Solved, solve, under_way
+from shoal.sizing.fleet.alone import Given, Solved, solve
 from shoal.sizing.fleet.answers import answer_of
+from shoal.sizing.fleet.floors import Floors
 from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
@@ -107,11 +108,12 @@ def _planned(
     )
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
-        for name in _used(job.holds(under_way(job))):
+        for name in _used(job.holds(job.under_way)):
             first.setdefault((_model(job), name), job.name)
+    floors = Floors(order, left)
     for job in order:
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
-        alone[job.name] = solved = solve(job, left, given, elsewhere)
+        alone[job.name] = solved = solve(job, floors.room(job, left), given, elsewhere)
         holds = job.holds(solved.answer.counts)
         for name in _used(holds):
             left[name] = max(left[name] - holds[name], 0)
@@ -160,7 +162,7 @@ def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.
 def _within_reach(plans: Sequence[Solved], limits: Mapping[str, int]) -> list[Solved]:
     """The plans; of jobs that would wait for each other for ever, what they get on the way."""
     moves = [
-        Move(each.job.holds(under_way(each.job)), each.job.holds(each.answer.counts), each.job.min_workers)
+        Move(each.job.holds(each.job.under_way), each.job.holds(each.answer.counts), each.job.floor)
         for each in plans
     ]
     ends = reached(moves, limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -94,6 +95,8 @@ class FleetJob:
     that it is `kept_to`, by pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many
     seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
     nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
+    `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; None: `min_workers`,
+    which are more until there is something to plan.
     """
 
     name: str
@@ -114,6 +117,7 @@ class FleetJob:
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
     min_workers: int = 1
     max_workers: int = 1
+    least: int | None = None
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
@@ -136,6 +140,22 @@ class FleetJob:
     def holds(self, counts: Mapping[str, int]) -> dict[str, int]:
         """What others leave to the job, if it is to run these workers."""
         return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
+
+    @property
+    def under_way(self) -> Mapping[str, int]:
+        """What it runs, or is on its way to."""
+        return self.planned or self.running
+
+    @property
+    def floor(self) -> int:
+        """How many of the workers that it has, or is on its way to, it keeps whoever wants their nodes."""
+        least = self.min_workers if self.least is None else self.least
+        return min(least, sum(self.under_way.values()))
+
+    def accepts(self, counts: Mapping[str, int]) -> bool:
+        """Whether it carries a plan out, as the policies see it: with fewer than its least it stays as it is."""
+        least = self.min_workers if self.least is None else self.least
+        return sum(counts.values()) >= least or +Counter(counts) == +Counter(self.under_way)
 
     @property
     def has_work(self) -> bool:

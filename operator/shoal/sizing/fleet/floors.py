@@ -1,0 +1,46 @@
+"""Nodes that are left to jobs that come later in the order: of those that a job has, its least workers stay its own.
+
+The policy carries out no plan with fewer (`FleetJob.accepts`), whoever is to have the nodes: who plans them for another
+job has that one wait for ever. Which of its nodes a job keeps is open until others are planned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+
+from shoal.sizing.fleet.values import FleetJob
+
+__all__ = ["Floors"]
+
+
+class Floors:
+    """The nodes of jobs that are yet to be planned."""
+
+    def __init__(self, jobs: Sequence[FleetJob], pools: Container[str]) -> None:
+        self._has: dict[str, Counter[str]] = {}
+        self._kept: dict[str, Counter[str]] = {}
+        self._total = Counter[str]()
+        for job in jobs:
+            has = Counter(
+                {p: n for p, n in job.holds(job.under_way).items() if p in job.pools and p in pools}
+            )
+            kept = Counter[str]()
+            for pool in has:
+                kept[pool] = min(has[pool], job.floor - kept.total())
+            self._has[job.name], self._kept[job.name] = has, kept
+            self._total.update(kept)
+
+    def room(self, job: FleetJob, left: Mapping[str, int]) -> dict[str, int]:
+        """What is left to a job, whose turn it is: the later ones keep nodes that it cannot use, where they can."""
+        self._total -= self._kept.pop(job.name)
+        for name, kept in self._kept.items():
+            for pool in (pool for pool in job.pools if kept[pool]):
+                for other in self._has[name].keys() - set(job.pools):
+                    free = min(self._has[name][other] - kept[other], left[other] - self._total[other])
+                    change = Counter({other: max(min(kept[pool], free), 0)})
+                    kept.update(change)
+                    self._total.update(change)
+                    kept[pool] -= change[other]
+                    self._total[pool] -= change[other]
+        return {pool: max(number - self._total[pool], 0) for pool, number in left.items()}
