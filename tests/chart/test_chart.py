@@ -437,7 +437,12 @@ def test_helm_test_asks_for_each_right_of_the_roles(tools: Path) -> None:
 
 def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "crds.install=false")
-    pools = {("capacitypools", "list"), ("capacitypools", "watch"), ("capacitypools/status", "update")}
+    pools = {
+        ("capacitypools", "list"),
+        ("capacitypools", "watch"),
+        ("capacitypools/status", "update"),
+        ("priorityclasses", "list"),
+    }
     assert granted(documents, "ClusterRole") == {
         ("nodes", "get"),
         ("nodes", "list"),

@@ -40,6 +40,7 @@ roles:
     rules:
       - {apiGroups: [shoal.dev], resources: [capacitypools], verbs: [list, watch]}
       - {apiGroups: [shoal.dev], resources: [capacitypools/status], verbs: [update]}
+      - {apiGroups: [scheduling.k8s.io], resources: [priorityclasses], verbs: [list]}  # which job goes first
   {{- if $scoped }}
   # Events about cluster-scoped objects are in the namespace default.
   - name: {{ printf "%s-%s-pool-events" $home $name | quote }}

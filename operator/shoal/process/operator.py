@@ -21,6 +21,7 @@ from shoal.cluster.transport import Fenced, Transport
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.planning.priorities import PriorityClasses
 from shoal.controllers.sources import sources
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of
@@ -135,6 +136,7 @@ class Operator:
             wall=wall,
             metrics=self._plan_metrics,
             images=settings.images,
+            classes=PriorityClasses(self._fenced),
             every_seconds=settings.plan_seconds,
         )
         self._tasks = Tasks()

@@ -24,6 +24,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
+from shoal.controllers.planning.priorities import Priorities, PriorityClasses
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.scene import Scene, is_planned, take
 from shoal.controllers.planning.trades import Trade, trades
@@ -97,6 +98,7 @@ class Planner:
         wall: Callable[[], datetime],
         metrics: PlanMetrics,
         images: Images,
+        classes: PriorityClasses,
         every_seconds: float = 60.0,
         plan: Plan | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class Planner:
         self._wall = wall
         self._metrics = metrics
         self._images = images
+        self._classes = classes
         self._every_seconds = every_seconds
         self._plan = plan or partial(plan_fleet, kept={})
         self._known: dict[str, _Known] = {}
@@ -166,7 +169,12 @@ class Planner:
 
         `patience`: seconds after which it is given up for what matters.
         """
-        scene = take(self._state, self._poller, self._learner, self._images, self._wall(), self._now())
+        # Who has no pools may read no classes either.
+        shared = self._state.pools_by_name and any(map(is_planned, self._state.jobs.all()))
+        priorities = await self._classes.read() if shared else Priorities()
+        scene = take(
+            self._state, self._poller, self._learner, self._images, priorities, self._wall(), self._now()
+        )
         uids = {look.job.metadata.uid for look in scene.looks}
         for uid in self._known.keys() - uids:
             del self._known[uid]

@@ -16,6 +16,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.planning.paces import Paces
+from shoal.controllers.planning.priorities import Priorities
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.speedprofile.learn import newest
 from shoal.controllers.speedprofile.reconcile import Known, Learner
@@ -66,6 +67,7 @@ class Scene:
     """Why other profiles are not read."""
     images: Images
     """Of pods whose template names none."""
+    priorities: Priorities
 
     def pool(self, pool: CapacityPool) -> FleetPool:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
@@ -84,7 +86,7 @@ class Scene:
             self.now,
             look.report,
             server_price=server_price(look.job, self.pools),
-            priority=max((pod.spec.priority for pod in look.pods), default=0),
+            priority=self.priorities.of(look.job, look.pods),
             watched=paces.observe(look.job, None if silent else look.report, look.reported_at),
         )
         zone = self._zone(look)
@@ -114,7 +116,13 @@ class Scene:
 
 
 def take(
-    state: ClusterState, poller: Poller, learner: Learner, images: Images, now: datetime, at: float
+    state: ClusterState,
+    poller: Poller,
+    learner: Learner,
+    images: Images,
+    priorities: Priorities,
+    now: datetime,
+    at: float,
 ) -> Scene:
     """Take the scene. `at`: `now` on the loop's clock."""
     jobs = list(state.jobs.all())
@@ -131,7 +139,7 @@ def take(
     asked = {look.profile for look in looks}
     known, unread = read_profiles(every, asked)
     pools, nodes = dict(state.pools_by_name), dict(state.nodes_by_name)
-    return Scene(now, at, looks, jobs, pools, nodes, known, unread, images)
+    return Scene(now, at, looks, jobs, pools, nodes, known, unread, images, priorities)
 
 
 def read_profiles(

@@ -24,6 +24,7 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.planning import planner, scene
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.planning.priorities import PriorityClasses
 from shoal.controllers.planning.trades import Trade
 from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile import reconcile
@@ -151,6 +152,7 @@ class World:
             wake=lambda key, _priority: self.woken.append(key),
             wall=lambda: self.wall,
             metrics=metrics,
+            classes=PriorityClasses(self.cluster),
             **({"images": Images(ps="ps:1", worker="worker:1", worker_gpu="gpu:1")} | planner),
         )
 

@@ -1,0 +1,74 @@
+"""The priority of a job among those that share pools: that of its workers, to which nodes are given.
+
+Parameter servers often have a higher one, so that nobody takes them, and say nothing of the workers. A job that waits
+for nodes has no worker whose pod would say it: so its template is asked, and what its PriorityClass is worth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.api.json_text import JsonText
+from shoal.api.kube import Pod
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Transport
+from shoal.errors import Unavailable
+
+PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
+WAIT_SECONDS = 5.0
+"""All plans wait for the answer."""
+
+
+@dataclass(frozen=True)
+class Priorities:
+    """What PriorityClasses are worth, as admission gives it to new pods."""
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    default: int = 0
+    """Of pods that name none."""
+
+    def of(self, job: TrainingJob, pods: Iterable[Pod]) -> int:
+        """The priority of a job. `pods`: of its run.
+
+        Of what is not known, such as a class that may not be read, pods say it, while there are any with this class.
+        """
+        classes = {
+            "worker": _named(job.spec.workers.template),
+            "ps": _named(job.spec.parameter_servers.template),
+        }
+        named = classes["worker"]
+        if named in self.values:
+            return self.values[named]
+        said = [each.spec.priority for each in pods if each.place and classes[each.place.role] == named]
+        return max(said, default=0 if named else self.default)
+
+
+class PriorityClasses:
+    """Reads them, and remembers them while they cannot be read."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._known = Priorities()
+
+    async def read(self) -> Priorities:
+        """What they are worth now."""
+        try:
+            answer = await self._transport.request("GET", PATH, timeout=WAIT_SECONDS, urgent=True)
+        except Unavailable:
+            return self._known
+        if answer.ok:
+            self._known = _read(json.loads(answer.body)["items"])
+        return self._known
+
+
+def _named(template: JsonText) -> str:
+    return (template.read().get("spec") or {}).get("priorityClassName") or ""
+
+
+def _read(classes: Sequence[Mapping[str, Any]]) -> Priorities:
+    values = {each["metadata"]["name"]: int(each["value"]) for each in classes}
+    defaults = (int(each["value"]) for each in classes if each.get("globalDefault"))
+    return Priorities(values, min(defaults, default=0))
