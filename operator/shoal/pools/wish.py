@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from shoal.api.amounts import quantity
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
 from shoal.api.capacity_pool_status import SILENT
@@ -43,7 +44,7 @@ def _least(pool: CapacityPool) -> int | None:
     if (least := pool.spec.scaling.min_nodes) is not None:
         return least
     sums = pool.status.sums
-    return 0 if pool.status.used or (sums is not None and float(sums.node_seconds) > 0) else None
+    return 0 if pool.status.used or (sums is not None and quantity(sums.node_seconds) > 0) else None
 
 
 def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:

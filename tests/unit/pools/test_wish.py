@@ -97,6 +97,7 @@ def test_nodes_of_servers_are_kept_and_those_of_workers_if_the_pool_says_so(
         ({**TARGET, "minNodes": 0}, 0, "0", 0),
         ({**TARGET, "minNodes": 3}, 1, "9", 3),
         (BUFFER, 0, "0", 0),
+        (TARGET, 0, "often", None),  # anyone may have edited it
     ],
 )
 def test_the_least_is_what_the_pool_says_or_what_was_found_until_a_job_has_used_it(
