@@ -154,11 +154,14 @@ def _wanted(seen: Seen) -> tuple[int, str]:
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
     words = [", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS]) + more]
     planned, working = sum(seen.held.values()), seen.used - seen.apart
+    needed = planned if seen.worker_nodes is None else seen.worker_nodes
+    if needed < planned:
+        words.append("several of them on a node")
     if working > planned:
         words.append(f"{working} in use")
     if servers := seen.apart + seen.server_nodes:
         words.append(f"{servers} for parameter servers")
-    return max(planned, working) + servers, ", ".join(filter(None, words))
+    return max(needed, working) + servers, ", ".join(filter(None, words))
 
 
 def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:

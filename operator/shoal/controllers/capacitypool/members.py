@@ -6,7 +6,7 @@ Pools are looked at often, and there may be thousands of nodes and jobs of other
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
@@ -44,11 +44,15 @@ class Members:
 
     def jobs(self, pool: str) -> list[TrainingJob]:
         """The jobs that have used it, or are to."""
-        return [job for job, _ in self._jobs.get(pool, {}).values()]
+        return [job for job, _ in self.counts(pool)]
+
+    def counts(self, pool: str) -> Iterable[tuple[TrainingJob, int]]:
+        """The jobs that have used it, or are to, with the nodes that they have or are to have."""
+        return self._jobs.get(pool, {}).values()
 
     def held(self, pool: str) -> dict[str, int]:
         """The nodes that jobs have of it or, by a plan that is carried out, are to have, by namespace/name."""
-        found = self._jobs.get(pool, {}).values()
+        found = self.counts(pool)
         return {f"{job.metadata.namespace}/{job.metadata.name}": count for job, count in found if count > 0}
 
     def see_pool(self, old: CapacityPool | None, new: CapacityPool | None) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 from functools import partial
 
-from shoal.api.amounts import nodes_for
+from shoal.api.amounts import Amounts, nodes_for
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
@@ -18,7 +19,7 @@ from shoal.controllers.capacitypool.problems import problem_of
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
-from shoal.manifests.pods import worker_requests
+from shoal.manifests.pods import GPU, worker_requests
 from shoal.policy.facts.waits import NO_NODES, Rooms, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -89,7 +90,8 @@ class PoolReconciler:
         on = partial(pods.indexed, "node")
         rooms = Rooms.of(found, on) if needy else NO_NODES
         waits = waiting(self._state, needy, rooms, now)
-        servers = [each.spec.requests for each, _ in waits if each.place and each.place.role == "ps"]
+        in_vain = [pod for pod, _ in waits]
+        servers = [each.spec.requests for each in in_vain if each.place and each.place.role == "ps"]
         return Seen(
             pool=pool,
             now=now,
@@ -98,10 +100,9 @@ class PoolReconciler:
             serving=len(serving),
             apart=len(serving - working),
             jobs=members.jobs(name),
-            full=self._full(pool, serving - working, working, [pod for pod, _ in waits])
-            if serving - working
-            else 0,
+            full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
+            worker_nodes=self._worker_nodes(pool, nodes, len(working), in_vain),
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
@@ -111,6 +112,21 @@ class PoolReconciler:
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
+
+    def _worker_nodes(self, pool: CapacityPool, nodes: Set[str], working: int, waiting: Iterable[Pod]) -> int:
+        """How many nodes the workers need that jobs have here or, by a plan, are to have.
+
+        One each, or as few as have room for what they ask: so an autoscaler counts, and so the scheduler places them.
+        What else runs on the nodes is not seen: for those that wait in vain it is others than there are.
+        """
+        has = _node_of(pool, self._state.nodes_by_name.get(min(nodes, default="")))
+        jobs = [(job, count) for job, count in self._members.counts(pool.metadata.name) if count > 0]
+        planned = sum(count for _, count in jobs)
+        if not has or not planned:
+            return planned
+        least = nodes_for((asked for job, n in jobs for asked in [worker_requests(job, pool)] * n), has)
+        vain = [each.spec.requests for each in waiting if each.place and each.place.role == "worker"]
+        return min(planned, max(least, working + (nodes_for(vain, has) if vain else 0)))
 
     def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
         """How many of the nodes with servers alone have no room for a worker like those that run or wait.
@@ -130,6 +146,17 @@ class PoolReconciler:
             }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
+
+
+def _node_of(pool: CapacityPool, node: Node | None) -> Amounts:
+    """What a node of a pool has: as one of them says, else as the pool does; empty: nobody knows."""
+    if node is not None and node.status.allocatable:
+        return node.status.allocatable
+    spec = pool.spec
+    if not spec.cores:
+        return ()
+    gpus = spec.accelerator.count if spec.accelerator is not None else 0
+    return ("cpu", spec.cores), (GPU, float(gpus)), ("ephemeral-storage", math.inf), ("memory", math.inf)
 
 
 def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:

@@ -28,6 +28,8 @@ class Seen:
     """When the last machine of these came: see `waiting.last_came`."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
+    worker_nodes: int | None = None
+    """As many as those workers need, of which several may share one; None: one each."""
     serving: int = 0
     """Of those used, nodes with parameter servers."""
     apart: int = 0

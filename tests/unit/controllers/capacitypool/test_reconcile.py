@@ -479,10 +479,12 @@ async def _look(
     changed: Any = None,
     containers: Any = (),
     has: Any = None,
-    pods: int = 1,
+    pods: int | None = None,
     workers: Any = None,
     template: Any = None,
     server: datetime | None = None,
+    elasticity: Any = None,
+    pool: Any = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
 
@@ -499,6 +501,7 @@ async def _look(
         "nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool"},
         "limits": {"nodes": 4},
         "price": {"perHour": 1},
+        **(pool or {}),
     }
     body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
     state.pools.put(
@@ -508,7 +511,8 @@ async def _look(
         node = build.node_manifest(f"spot-{number}")
         node["status"]["allocatable"] = has or {}
         state.nodes.put(Node.model_validate(node))
-    state.jobs.put(build.job(status, runPolicy=policy, **({"workers": workers} if workers else {})))
+    job = {"workers": workers, "elasticity": elasticity}
+    state.jobs.put(build.job(status, runPolicy=policy, **{each: said for each, said in job.items() if said}))
     created, conditions = build.NOW - long, [scheduled]
     if server is not None:
         bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": build.stamp(server)}
@@ -518,7 +522,8 @@ async def _look(
         pod["metadata"] |= changed or {}
         pod["spec"]["containers"] = list(containers)
         state.pods.put(Pod.model_validate(pod))
-    for index in range(0 if running else pods):
+    waiting = int(not running) if pods is None else pods
+    for index in range(len(running), len(running) + waiting):
         pod = build.pod_manifest(
             role, index, node=None, phase="Pending", created=created, conditions=conditions
         )
@@ -530,3 +535,62 @@ async def _look(
     seen = state.pools.get("spot")
     assert seen is not None
     return seen.status
+
+
+NODE_OF_16 = {"cpu": "16", "memory": "64Gi"}
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "there", "vain", "recommended"),
+    [
+        (NODE_OF_16, {}, ["spot-0"] * 4, 0, 1),
+        (NODE_OF_16, {}, ["spot-0", "spot-1", "spot-2"], 0, 3),
+        (NODE_OF_16, {"cpu": "5"}, ["spot-0"] * 3, 1, 2),
+        (NODE_OF_16, {"cpu": "9"}, ["spot-0"], 0, 4),
+        (NODE_OF_16, {"nvidia.com/gpu": "1"}, ["spot-0"], 0, 4),
+        ({}, {}, ["spot-0"] * 4, 0, 4),
+    ],
+    ids=[
+        "four on a node",
+        "spread",
+        "of no room seen",
+        "half a node",
+        "GPUs not told yet",
+        "no node says it",
+    ],
+)
+async def test_workers_of_a_plan_ask_for_as_few_nodes_as_have_room_for_them(
+    has: Any, asked: Any, there: list[str], vain: int, recommended: int
+) -> None:
+    """One node was bought for each of four that ran on one: three that nobody ever used."""
+    containers = [{"name": "worker", "resources": {"requests": asked or {"cpu": "500m"}}}]
+    status = {"plan": {"pools": {"spot": 4}}}
+    spec = {
+        "replicas": 4,
+        "maxReplicas": 4,
+        "pools": ["spot"],
+        "template": {"spec": {"containers": containers}},
+    }
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": "0/1: 1 Insufficient cpu."},
+        status,
+        max(len(set(there)), 1),
+        running=[("worker", index, node) for index, node in enumerate(there)],
+        containers=containers,
+        has=has,
+        pods=vain,
+        workers=spec,
+        elasticity={"mode": "Auto"},
+    )
+    assert found.recommended.nodes == recommended
+    assert ("several of them on a node" in found.recommended.reason) == (recommended < 4)
+
+
+@pytest.mark.parametrize(("cores", "recommended"), [(None, 4), (2, 1), (1, 2)])
+async def test_a_pool_without_a_node_has_room_as_its_cores_say(cores: int | None, recommended: int) -> None:
+    plan = {"plan": {"pools": {"spot": 4}}}
+    spec = {"replicas": 4, "maxReplicas": 4, "pools": ["spot"]}
+    more = {"cores": cores} if cores else {}
+    found = await _look({}, {}, plan, 0, pods=0, workers=spec, elasticity={"mode": "Auto"}, pool=more)
+    assert found.recommended.nodes == recommended
