@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.capacitypool.selectors import Selectors, selects
 from shoal.controllers.trainingjob.claims import holdings
 
 
@@ -22,13 +23,13 @@ class Members:
 
     def __init__(self, changed: Callable[[str], None] = lambda _pool: None) -> None:
         self._changed = changed
-        self._selectors: dict[str, Mapping[str, str]] = {}
+        self._selectors = Selectors()
         self._labels: dict[str, Mapping[str, str]] = {}
         self._nodes: defaultdict[str, set[str]] = defaultdict(set)
         self._pools: defaultdict[str, set[str]] = defaultdict(set)
         """Those of a node: one, as a rule."""
-        self._shared: Counter[tuple[str, str]] = Counter()
-        """How many nodes two pools have both."""
+        self._shared: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """How many nodes a pool and another one have both."""
         self._jobs: defaultdict[str, dict[str, tuple[TrainingJob, int]]] = defaultdict(dict)
         """By pool and uid, with how many nodes of the pool the job has or is to have."""
         self._held_by: dict[str, Counter[str]] = {}
@@ -40,7 +41,11 @@ class Members:
 
     def sharing(self, pool: str) -> set[str]:
         """Other pools that have one of them, too."""
-        return {other for other in self._selectors if self._shared[pool, other]}
+        return set(+self._shared[pool]) if pool in self._shared else set()
+
+    def rivals(self, pool: str) -> set[str]:
+        """Other pools that select nodes of it, or would."""
+        return self.sharing(pool) | self._selectors.related(pool)
 
     def jobs(self, pool: str) -> list[TrainingJob]:
         """The jobs that have used it, or are to."""
@@ -62,9 +67,11 @@ class Members:
         if old is not None:
             for node in list(self._nodes[old.metadata.name]):
                 self._leave(node, old.metadata.name)
-            del self._selectors[old.metadata.name], self._nodes[old.metadata.name]
+            self._selectors.drop(old.metadata.name)
+            del self._nodes[old.metadata.name]
+            self._shared.pop(old.metadata.name, None)
         if new is not None:
-            self._selectors[new.metadata.name] = new.spec.node_selector
+            self._selectors.put(new.metadata.name, new.spec.node_selector)
             for node, labels in self._labels.items():
                 if selects(new.spec.node_selector, labels):
                     self._join(node, new.metadata.name)
@@ -81,9 +88,8 @@ class Members:
         if new is not None:
             name, labels = new.metadata.name, new.metadata.labels
             self._labels[name] = labels
-            for pool, selector in self._selectors.items():
-                if selects(selector, labels):
-                    self._join(name, pool)
+            for pool in self._selectors.selecting(labels):
+                self._join(name, pool)
 
     def see_job(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
         """Take a change of a job."""
@@ -104,8 +110,8 @@ class Members:
 
     def _join(self, node: str, pool: str) -> None:
         for other in self._pools[node]:
-            self._shared[pool, other] += 1
-            self._shared[other, pool] += 1
+            self._shared[pool][other] += 1
+            self._shared[other][pool] += 1
         self._pools[node].add(pool)
         self._nodes[pool].add(node)
         self._changed(pool)
@@ -114,14 +120,9 @@ class Members:
         self._nodes[pool].remove(node)
         self._pools[node].remove(pool)
         for other in self._pools[node]:
-            self._shared[pool, other] -= 1
-            self._shared[other, pool] -= 1
+            self._shared[pool][other] -= 1
+            self._shared[other][pool] -= 1
         self._changed(pool)
-
-
-def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels is one of a pool: it has all of the selector. Without one there is none."""
-    return bool(selector) and selector.items() <= labels.items()
 
 
 def in_words(selector: Mapping[str, str]) -> str:

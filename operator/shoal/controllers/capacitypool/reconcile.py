@@ -108,10 +108,16 @@ class PoolReconciler:
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
             problem=problem_of(pool, found, now, trains=bool(working)),
-            overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
+            overlaps=older_overlap(pool, self._rivals(pool), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
+
+    def _rivals(self, pool: CapacityPool) -> list[CapacityPool]:
+        """Other pools that select nodes of it, or would, and the one of which that was told."""
+        told = {pool.status.overlaps.name} if pool.status.overlaps else set()
+        found = map(self._state.pools_by_name.get, self._members.rivals(pool.metadata.name) | told)
+        return [each for each in found if each is not None]
 
     def _worker_nodes(self, pool: CapacityPool, nodes: Set[str], working: int, waiting: Iterable[Pod]) -> int:
         """How many nodes the workers need that jobs have here or, by a plan, are to have.

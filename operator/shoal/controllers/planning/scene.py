@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.members import selects
+from shoal.controllers.capacitypool.selectors import Selectors
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities
 from shoal.controllers.planning.progress import Progress
@@ -71,10 +72,19 @@ class Scene:
 
     def pool(self, pool: CapacityPool) -> FleetPool:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
-        values, selector = fleet_pool(pool, self.now), pool.spec.node_selector
-        nodes = (node for node in self.nodes.values() if selects(selector, node.metadata.labels))
-        seen = max((node.status.cores for node in nodes), default=0.0)
-        return values if values.cores else replace(values, cores=seen)
+        values = fleet_pool(pool, self.now)
+        return values if values.cores else replace(values, cores=self._cores.get(pool.metadata.name, 0.0))
+
+    @cached_property
+    def _cores(self) -> Mapping[str, float]:
+        """The most cores that a node of a pool has."""
+        selectors, cores = Selectors(), dict[str, float]()
+        for name, pool in self.pools.items():
+            selectors.put(name, pool.spec.node_selector)
+        for node in self.nodes.values():
+            for name in selectors.selecting(node.metadata.labels):
+                cores[name] = max(cores.get(name, 0.0), node.status.cores)
+        return cores
 
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""

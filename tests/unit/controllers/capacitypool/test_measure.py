@@ -19,9 +19,9 @@ from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import counted
 from shoal.controllers.capacitypool.measure import measure
-from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.controllers.capacitypool.selectors import selects
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.pools.wish import wish_of
 from shoal.sizing.fleet.resources import fleet_pool
