@@ -254,7 +254,7 @@ async def test_first_error_stops_what_is_like_it_and_is_tried_again_one_at_a_tim
         await asyncio.sleep(60)
         assert slow.count("POST", "-worker-") + slow.count("POST", "-ps-0-") - early <= 14
         slow.rig.cluster.fault = lambda _method, _path: None
-        await asyncio.sleep(LONGEST_PAUSE * 1.2 + 20)
+        await asyncio.sleep(LONGEST_PAUSE * 1.2 + 0.1 * 1001 / ORDINARY_IN_FLIGHT + 5)
     assert len(slow.rig.pods()) == 1001
 
 
