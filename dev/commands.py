@@ -54,6 +54,12 @@ def command(
     return out
 
 
+def pause(seconds: float) -> None:
+    """Wait. Raises DevError as soon as Ctrl-C, or a failure of what runs beside this, ends the rest."""
+    if _stopping.wait(seconds):
+        raise DevError("interrupted")
+
+
 def exports(env: Mapping[str, str]) -> str:
     """The line of a shell that sets KUBECONFIG, and what PATH begins with, as in `env`."""
     added = env["PATH"].removesuffix(os.environ.get("PATH", "")).rstrip(os.pathsep)

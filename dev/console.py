@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
+
+from dev.commands import pause
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else 140)
 
@@ -26,14 +29,24 @@ def say(text: str) -> None:
 
 @contextmanager
 def alone(lock: Path, doing: str) -> Iterator[None]:
-    """Wait, and say so, while another command holds the lock file."""
+    """Wait, and say so, while another command holds the lock file.
+
+    Raises:
+        DevError: Ctrl-C, or a failure of what runs beside this, came first.
+    """
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(file):
             say(f"another command is {doing}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _taken(file):
+                pause(0.2)  # and no wait in flock: in a thread, Ctrl-C would not end it
         yield
+
+
+def _taken(file: TextIO) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 class Step:

@@ -7,7 +7,6 @@ after a crash of `up`, and ends nothing else.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shutil
 import signal
@@ -22,7 +21,7 @@ from dev.cluster.containerd import ensure_template, load
 from dev.cluster.control_plane import ControlPlane, Network
 from dev.cluster.network import Addresses
 from dev.cluster.node import GRACE_SECONDS, Node, NodeSpec, read_spec
-from dev.console import say, step
+from dev.console import alone, say, step
 from dev.errors import DevError
 from dev.paths import clusters
 from dev.tools import NODES, ensure, locate
@@ -234,10 +233,5 @@ class LocalCluster:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         clusters().mkdir(parents=True, exist_ok=True)
-        with (clusters() / f".{self.name}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another command is busy with the cluster {self.name}; waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with alone(clusters() / f".{self.name}.lock", f"busy with the cluster {self.name}"):
             yield

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,7 @@ def ensure_apart(name: str, package: str = ".") -> Path:
             unfinished = built.with_suffix(".new")
             with step(f"building {name}", every=20):
                 flags = ["-trimpath", "-ldflags", "-s -w", "-o", str(unfinished)]
-                command("go", "build", *flags, package, cwd=folder, env=go_environment())
+                _go("build", *flags, package, folder=folder)
             unfinished.rename(built)
     return built
 
@@ -163,5 +164,12 @@ def source_of(name: str, module: str) -> Path:
 def _build(name: str, folder: Path) -> None:
     unfinished = folder / f".{name}.new"
     flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished)]
-    command("go", "build", *flags, PACKAGES[name], cwd=MODULE, env=go_environment())
+    _go("build", *flags, PACKAGES[name], folder=MODULE)
     unfinished.rename(folder / name)
+
+
+def _go(*words: str, folder: Path) -> None:
+    """Go's command. What it writes on the way goes with it, also where it is ended: it leaves up to 350 MB then."""
+    at = cache() / "tools"
+    with tempfile.TemporaryDirectory(dir=at, prefix=".work-", ignore_cleanup_errors=True) as work:
+        command("go", *words, cwd=folder, env={**go_environment(), "GOTMPDIR": work})

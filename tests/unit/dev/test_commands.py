@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from dev.commands import command, exports, side_by_side
+from dev.console import alone
 from dev.errors import DevError
 
 
@@ -47,3 +50,36 @@ def test_failure_ends_concurrent_commands(tmp_path: Path) -> None:
         side_by_side(fail, lambda: command("sh", "-c", f"touch {started}; exec sleep 1000"))
     assert time.monotonic() - begin < 30
     assert command("echo", "again") == "again\n"
+
+
+def test_what_waits_for_another_command_ends_with_the_rest(tmp_path: Path) -> None:
+    """Ctrl-C reaches the main thread only; the others would wait in flock for ever."""
+    lock, waiting = tmp_path / ".lock", threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        with alone(lock, "building images"):
+            pass
+
+    def interrupt() -> None:
+        waiting.wait(20)
+        raise KeyboardInterrupt
+
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        let_go = threading.Timer(10, fcntl.flock, (held, fcntl.LOCK_UN))
+        let_go.start()
+        with pytest.raises(KeyboardInterrupt):
+            side_by_side(interrupt, wait)
+        assert let_go.is_alive()
+        let_go.cancel()
+
+
+def test_what_waited_for_another_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / ".lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.02, fcntl.flock, (held, fcntl.LOCK_UN)).start()
+        with alone(lock, "building images"), pytest.raises(BlockingIOError), lock.open() as another:
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert "another command is building images; waiting for it" in capsys.readouterr().err
