@@ -31,6 +31,8 @@ fi
 mkdir -p build
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 say "installing $(grep -c '^[a-z].*==' lock/dev.txt) Python packages into .venv (1 to 3 minutes the first time)"
+( trap 'kill $!; exit' TERM; while sleep 20 & wait $!; do say "installing Python packages … $((SECONDS - start)) s"; done ) &
+trap "kill $!" EXIT
 if ! .venv/bin/python -m uv --version >/dev/null 2>&1; then
   uv_lock=$(mktemp)
   awk '/^[a-z]/{take=/^uv==/} take' lock/dev.txt >"$uv_lock"
