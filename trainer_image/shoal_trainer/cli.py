@@ -5,6 +5,7 @@ Each command imports what it needs, so that a worker handles SIGTERM before it i
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
 from pathlib import Path
@@ -279,6 +280,9 @@ def _entrypoint(text: str) -> str:
 def _uri(folder: str) -> str:
     if folder.startswith("claim:"):
         raise click.BadParameter(f"{folder} is a volume of a cluster: name a folder, or s3:// or gs://")
+    if (scheme := re.match("(s3|gs|file):", folder)) and not re.match("(s3|gs)://[^/]|file:///.", folder):
+        form = "file:///FOLDER" if scheme[1] == "file" else f"{scheme[1]}://BUCKET/FOLDER"
+        raise click.BadParameter(f"{folder} is no folder and no URI: {form}")
     return folder if "://" in folder else Path(folder).resolve().as_uri()
 
 

@@ -23,8 +23,12 @@ from typing import Any, Literal
 import keras
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, StopAfter
+from shoal_trainer.data.adapt import ClassWeights
+from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.data.batch import Batch, leaves
 from shoal_trainer.data.downloads import Download
+from shoal_trainer.data.mapped import Mapped
+from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
@@ -117,7 +121,7 @@ class Rehearsal:
             model = self._part("model and data", lambda say: self._build(job, say))
         if model is None:
             return False
-        step = self._part("training step", lambda say: self._step(model, say))
+        step = self._part("training step", lambda say: self._step(model, say, job.data))
         if step is not None:
             self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, chosen, say))
         self._part("amount of data", lambda say: self._amount(job, model, say))
@@ -166,9 +170,13 @@ class Rehearsal:
         say(f"a batch is {described(model.example)}")
         return model
 
-    def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
+    def _step(self, model: FlatModel, say: Callable[[str], None], data: Source | None = None) -> Step:
+        """One step; of `data` in memory all labels are looked at, not only those of the batch."""
         model.trace()
-        LabelCheck(model).check(model.example)
+        check = LabelCheck(model).check
+        check(model.example)
+        if (labels := None if data is None else _labels(preprocessed(data, model.model))) is not None:
+            check(labels)
         step = model.step(model.vector.alias(model.coded(model.vector.dtype)), model.example)
         if not step.finite:
             raise UserError(
@@ -295,6 +303,15 @@ class Rehearsal:
             yield tasks
         finally:
             tasks.close()
+
+
+def _labels(data: Source) -> Batch | None:
+    """The labels of arrays in memory as one batch."""
+    if isinstance(data, Mapped) and isinstance(data.function, ClassWeights):
+        data = data.source
+    if not isinstance(data, Arrays):
+        return None
+    return Batch(x=None, y=data.y, weights=None, samples=data.size, end=data.size)
 
 
 _log = logging.getLogger(__name__)

@@ -77,6 +77,19 @@ def test_a_good_job_passes_every_part(check):
     assert "logs/best.keras" in found["callbacks"].message
 
 
+@pytest.mark.parametrize("options", ["", ", class_weight={0: 1.0, 1: 2.0, 2: 1.0}"])
+def test_labels_beyond_the_first_batch_are_looked_at(check, options):
+    """Data sorted by class: a run would refuse them when it comes to the last class."""
+    found = check(f"""
+        job = Training(model=build, data=Indexed.from_arrays(x, np.repeat([0, 1, 2], [300, 339, 1])){options})
+    """)  # fmt: skip
+    assert states(found) == {"training step": "error"}
+    assert (
+        "Labels are outside the loss's range: 2, but the model's output has 2 classes"
+        in found["training step"].message
+    )
+
+
 def test_a_step_that_several_gpus_cannot_share_is_told(check):
     found = check("""
         class Own(keras.Sequential):

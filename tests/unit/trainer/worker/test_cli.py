@@ -132,6 +132,17 @@ def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypat
         (["run", "a:b", "--mode", "max"], "--mode requires --until"),
         (["run", "a:b", "--storage", "claim:runs"], "claim:runs is a volume of a cluster"),
         (["run", "json:dumps", "--storage", "s4://bucket/runs"], "Use a folder, s3://… or gs://…"),
+        (
+            ["run", "a:b", "--storage", "s3:/bucket/x"],
+            "s3:/bucket/x is no folder and no URI: s3://BUCKET/FOLDER",
+        ),
+        (["run", "a:b", "--storage", "gs:bucket"], "gs:bucket is no folder and no URI: gs://BUCKET/FOLDER"),
+        (
+            ["run", "a:b", "--storage", "s3:///bucket"],
+            "s3:///bucket is no folder and no URI: s3://BUCKET/FOLDER",
+        ),
+        (["run", "a:b", "--storage", "file:/tmp/x"], "file:/tmp/x is no folder and no URI: file:///FOLDER"),
+        (["run", "a:b", "--initial-from", "s3:/bucket/x"], "s3:/bucket/x is no folder and no URI"),
         (["run", "a:b", "--until", "dice=0.9", "--mode", "up"], "is not one of 'min', 'max'"),
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],
