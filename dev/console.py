@@ -16,7 +16,10 @@ from rich.console import Console
 
 from dev.commands import pause
 
-console = Console(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else 140)
+_WIDTH = None if sys.stderr.isatty() else 140
+console = Console(stderr=True, highlight=False, soft_wrap=True, width=_WIDTH)
+tables = Console(stderr=True, highlight=False, width=_WIDTH)
+"""For what is drawn again and again: a line that is not wrapped would be cut off."""
 
 _one_live = threading.Lock()
 """A terminal has one live line; concurrent steps print lines."""

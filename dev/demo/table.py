@@ -31,10 +31,10 @@ def line(picture: Picture) -> str:
 def _job(picture: Picture) -> str:
     status = picture.job.status
     ready = ", ".join(
-        f"{part.ready}/{part.desired} {name} ready"
+        f"{part.ready}/{part.desired} {name}"
         for name, part in (("parameter servers", status.parameter_servers), ("workers", status.workers))
     )
-    return f"TrainingJob {status.phase or 'new'}: {ready}, {status.restarts.disruptions} disruptions"
+    return f"job {status.phase or 'new'}: {ready} ready, {status.restarts.disruptions} disruptions"
 
 
 def _pods_without_report(picture: Picture) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from rich.live import Live
 
 from dev.commands import command, exports
-from dev.console import console, say, step
+from dev.console import console, say, step, tables
 from dev.demo.backend import Backend, choose
 from dev.demo.table import render
 from dev.demo.watch import Picture, Watcher
@@ -85,7 +85,7 @@ class Stage:
         """
         begin = time.monotonic()
         spoken = begin
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        with Live(console=tables, auto_refresh=False, transient=True) as live:
             while True:
                 picture, now = watcher.look(), time.monotonic()
                 advance(picture)
@@ -99,7 +99,7 @@ class Stage:
                 if now - begin > limit:
                     raise DevError(f"{watcher.name} had not ended after {limit:.0f} s. {_state(watcher)}")
                 time.sleep(LOOK_SECONDS)
-        console.print(render(picture, self.lines, time.monotonic() - begin))
+        tables.print(render(picture, self.lines, time.monotonic() - begin))
         if picture.job.status.phase != "Succeeded":
             raise DevError(f"{watcher.name} ended as {picture.job.status.phase}. {_state(watcher)}")
         return picture

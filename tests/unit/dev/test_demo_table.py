@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
+from dev.console import tables
 from dev.demo.table import line, render
 from dev.demo.watch import Picture
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
@@ -26,8 +27,8 @@ def picture(report):
     return Picture(SimpleNamespace(metadata=SimpleNamespace(name="digits"), status=status), report=report)
 
 
-def shown(report, **options):
-    console = Console(file=io.StringIO(), width=140)
+def shown(report, width=140):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(render(picture(report), ["a node is reclaimed"], 12.0))
     return console.file.getvalue()
 
@@ -35,10 +36,43 @@ def shown(report, **options):
 def test_table_shows_job_report_and_pods_without_report():
     worker = WorkerReport(slot=0, incarnation=2, state=WorkerState.ACTIVE, node="n1", steps=7)
     text = shown(StatusReport(job_uid="u", phase=Phase.TRAINING, step=1234, workers=(worker,)))
-    for words in ("TrainingJob Running: 1/1 parameter servers ready, 1/2 workers ready, 3 disruptions", "step 1,234",
+    for words in ("job Running: 1/1 parameter servers, 1/2 workers ready, 3 disruptions", "step 1,234",
                   "0-2", "ms/step", "worker 1-4  Pending (NodeGone)", "a node is reclaimed"):  # fmt: skip
         assert words in text
     assert "worker 0-2" not in text
+
+
+def test_table_can_be_read_in_80_columns():
+    """The node of each worker is the point."""
+    workers = [
+        WorkerReport(slot=slot, incarnation=2, state=WorkerState.ACTIVE, node=node, steps=12345, samples=395_040,
+                     step_seconds=0.1213, compute_seconds=0.1198, input_seconds=0.0004, staleness=1.9)
+        for slot, node in enumerate(["local-spot-1", "ip-10-0-1-23.eu-west-1.compute.internal"])
+    ]  # fmt: skip
+    rates = {"epochs_total": 25, "loss": 0.3, "samples_per_second": 4321.0, "remaining_seconds": 75}
+    text = shown(
+        StatusReport(job_uid="u", phase=Phase.TRAINING, step=12345, workers=tuple(workers), **rates), width=80
+    )
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "local-spot-1 " in text
+    assert "3 disruptions" in text
+    assert not tables.soft_wrap
+    assert "\ndata done " in text  # and not behind the bar
+    for words in (
+        "samples",
+        "ms/step",
+        "compute",
+        "stale",
+        "12,345",
+        "395,040",
+        "121.3",
+        "4,321 samples/s",
+        "1m15s",
+    ):
+        assert words in text
+    pieces = [line.split() for line in text[text.index("1-2 ") :].splitlines()[:3]]
+    assert "".join([pieces[0][2], pieces[1][0], pieces[2][0]]) == workers[1].node
 
 
 def test_table_and_line_before_the_first_report():

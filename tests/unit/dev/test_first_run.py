@@ -24,10 +24,14 @@ def run(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[st
     """A script of this repository, with the commands in `folder`/bin first on PATH."""
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     words = [str(folder / script) if (folder / script).exists() else str(ROOT / script)]
-    return subprocess.run(words, env={"HOME": "/", "PATH": path, **env}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        words, env={"HOME": "/", "PATH": path, **env}, capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.parametrize(("free", "there", "code"), [(60_000, 0, 2), (19_000_000, 0, 0), (10_000_000, 9_000_000, 0)])
+@pytest.mark.parametrize(
+    ("free", "there", "code"), [(60_000, 0, 2), (19_000_000, 0, 0), (10_000_000, 9_000_000, 0)]
+)
 def test_a_disk_that_is_too_small_is_said_at_once(tmp_path: Path, free: int, there: int, code: int) -> None:
     table = f"echo Filesystem 1024-blocks Used Available Capacity Mounted on; echo x 1 1 {free} 1% /"
     play(tmp_path / "bin", uname="echo Linux", id="echo 0", df=table, du=f"echo {there} folder")
@@ -35,7 +39,8 @@ def test_a_disk_that_is_too_small_is_said_at_once(tmp_path: Path, free: int, the
     done = run("dev/demo/possible.sh", tmp_path, XDG_CACHE_HOME=str(cache))
     assert done.returncode == code, done.stderr
     if code:
-        words = f"error: make demo needs 19 GB in {cache} the first time, of which 0.0 GB are there, and 0.1 GB are free."
+        has = "of which 0.0 GB are there, and 0.1 GB are free."
+        words = f"error: make demo needs 19 GB in {cache} the first time, {has}"
         assert done.stderr == f"{words} Set XDG_CACHE_HOME to a folder on a disk that has them.\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -24,9 +25,7 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         return Group(
             Text(title, style="bold"), Text("waiting for the coordinator …", style="dim"), Text(note)
         )
-    head = Table.grid(padding=(0, 2))
-    head.add_row(
-        Text(title, style="bold"),
+    facts = (
         f"[b]{status.phase.value}[/b]",
         f"epoch {current_epoch(status)}{f'/{status.epochs_total}' if status.epochs_total else ''}",
         f"step {status.step:,}",
@@ -34,6 +33,7 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         f"{number(status.samples_per_second, 0)} samples/s",
         f"left {duration(status.remaining_seconds)}",
     )
+    head = Text(title, style="bold") + Text.from_markup("  ".join(("", *facts)))
     data = status.data
     counts = f"data done {data.done:,}  leased {data.leased:,}  of {'?' if data.total is None else f'{data.total:,}'}"
     if data.repeated or data.partial or data.lost:
@@ -42,10 +42,15 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         )
     if (status.input_wait or 0.0) > STARVING:
         counts += f"  [yellow]workers wait for input {status.input_wait:.0%} of the time[/yellow]"
-    bar = ProgressBar(total=100, completed=status.progress_percent or 0, width=60)
-    workers = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "staleness"):
-        workers.add_column(column, justify="left" if column in {"worker", "state", "node"} else "right")
+    bar = Padding(
+        ProgressBar(total=100, completed=status.progress_percent or 0, width=60), 0
+    )  # with a line's end
+    workers = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")  # in a terminal of 80 columns
+    for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "stale"):
+        left = column in {"worker", "state", "node"}
+        workers.add_column(
+            column, justify="left" if left else "right", no_wrap=column != "node", overflow="fold"
+        )
     for worker in status.workers:
         if worker.state not in STYLES:
             continue
