@@ -114,15 +114,17 @@ def down(cluster: str) -> None:
     if plane := load(clusters() / CONTROL_PLANE_FOLDER):
         plane.stop()
         say("the control plane is down")
-    for orphan in orphans():
+    for orphan in (left := list(orphans())):
         orphan.stop()
         say(f"the control plane {orphan.folder.name}, left by a killed process, is down")
-    if (clusters() / cluster).exists():
+    if there := (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")
-    if (kind := Kind()).kubeconfig.exists():
+    if in_kind := (kind := Kind()).kubeconfig.exists():
         kind.down()
         say("the cluster of kind is down")
+    if not (plane or left or there or in_kind):
+        say("no cluster is there")
 
 
 @main.command()

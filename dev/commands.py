@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -61,9 +62,12 @@ def pause(seconds: float) -> None:
 
 
 def exports(env: Mapping[str, str]) -> str:
-    """The line of a shell that sets KUBECONFIG, and what PATH begins with, as in `env`."""
-    added = env["PATH"].removesuffix(os.environ.get("PATH", "")).rstrip(os.pathsep)
-    path = f" PATH={shlex.quote(added)}:$PATH" if added else ""
+    """The line of a shell that sets KUBECONFIG, and what PATH begins with: as in `env`, and `shoal`."""
+    here = os.environ.get("PATH", "")
+    added = [part for part in env["PATH"].removesuffix(here).split(os.pathsep) if part]
+    if (shoal := sysconfig.get_path("scripts")) not in here.split(os.pathsep):
+        added.append(shoal)
+    path = f" PATH={shlex.quote(os.pathsep.join(added))}:$PATH" if added else ""
     return f"export KUBECONFIG={shlex.quote(env['KUBECONFIG'])}{path}"
 
 

@@ -228,7 +228,7 @@ def _ensure_base() -> None:
         )
         if pulled.returncode == 0:
             return
-    say("no registry answers; building the base image from Debian packages")
+    say("no registry answers: the base image is made of Debian packages instead, which does as well")
     tar = folder() / "base.tar"
     if not tar.exists():
         with step("mmdebstrap: Debian bookworm with Python 3.11", every=20):

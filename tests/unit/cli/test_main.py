@@ -31,6 +31,13 @@ def test_version_without_installed_distribution_is_printed(monkeypatch: pytest.M
     assert __version__ in result.output
 
 
+def test_a_misspelt_command_is_told_the_like_one() -> None:
+    result = CliRunner().invoke(main, ["submt", "digits.py"])
+    assert result.exit_code == 2
+    assert "Error: No such command 'submt'. Did you mean 'submit'?" in result.stderr
+    assert "Error: No such command 'xyzzy'." in CliRunner().invoke(main, ["xyzzy"]).stderr
+
+
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("module", "words", "missing", "extra"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sysconfig
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dev import cli
 from dev.commands import command, exports, side_by_side
 from dev.console import alone
 from dev.errors import DevError
@@ -24,8 +27,9 @@ def test_command_returns_output_or_raises_error_with_it() -> None:
         command("sleep", "1000", timeout=0.05)
 
 
-def test_exports_lead_another_shell_to_the_cluster(tmp_path: Path) -> None:
-    """The kept cluster's kubectl is found, its kubeconfig used, and what was on PATH still is."""
+def test_exports_lead_another_shell_to_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kept cluster's kubectl is found and `shoal`, its kubeconfig used, and what was on PATH still is."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     tools = tmp_path / "built tools"
     tools.mkdir()
     (tools / "kubectl").write_text("#!/bin/sh\necho reads $KUBECONFIG\n")
@@ -33,7 +37,18 @@ def test_exports_lead_another_shell_to_the_cluster(tmp_path: Path) -> None:
     here = os.environ["PATH"]
     line = exports({"KUBECONFIG": "/k 1/config", "PATH": f"{tools}:{here}"})
     assert command("bash", "-c", f"{line}; kubectl; ls -d /") == "reads /k 1/config\n/\n"
-    assert exports({"KUBECONFIG": "/k", "PATH": here}) == "export KUBECONFIG=/k"
+    assert command("bash", "-c", f"{line}; command -v shoal") == f"{sysconfig.get_path('scripts')}/shoal\n"
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{here}")
+    assert exports({"KUBECONFIG": "/k", "PATH": os.environ["PATH"]}) == "export KUBECONFIG=/k"
+
+
+def test_down_says_that_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli, "orphans", list)
+    monkeypatch.setattr("dev.demo.kind.ROOT", tmp_path)
+    done = CliRunner().invoke(cli.main, ["down"])
+    assert done.exit_code == 0
+    assert done.stderr == "==> no cluster is there\n"
 
 
 def test_failure_ends_concurrent_commands(tmp_path: Path) -> None:
