@@ -86,9 +86,10 @@ def test_a_pod_that_no_scheduler_looks_at_degrades_the_job_after_a_minute() -> N
     assert "no scheduler has looked at it: is there one named scheduler-plugins-scheduler" in degraded.message
 
 
-def test_missing_volume_claim_is_named_in_the_hint() -> None:
+@pytest.mark.parametrize("said", ["{}", "0/4 nodes are available: {}. {} not found"])
+def test_missing_volume_claim_is_named_in_the_hint(said: str) -> None:
     message = 'persistentvolumeclaim "runs" not found'
-    unschedulable = [{"type": "PodScheduled", "status": "False", "message": message}]
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": said.format(message, "")}]
     pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=unschedulable)
     made = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
     degraded = made.status.condition("Degraded")

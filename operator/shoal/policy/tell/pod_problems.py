@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 from shoal.api.kube import Pod
@@ -31,6 +32,7 @@ DELETION_PATIENCE = timedelta(seconds=60)
 _IMAGE = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
+_ABSENT_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _MOST_IMPORTANT_FIRST = (
     "ImagePullFailed",
@@ -112,9 +114,9 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
     if pod.queued:
         return Reason("Queued", "pods wait for the queue to admit them")
     where = f"pod {pod.metadata.name}: {short(scheduled.message, 300)}"
-    if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:
+    if absent := _ABSENT_CLAIM.search(scheduled.message):  # the scheduler may say the end of it twice
         hint = "create this PersistentVolumeClaim in the job's namespace, or change spec.storage.volumeClaim"
-        return Reason("Unschedulable", f"{where}; {hint}")
+        return Reason("Unschedulable", f"pod {pod.metadata.name}: {absent[0]}; {hint}")
     if facts.timers.pending(created + UNSCHEDULABLE_PATIENCE):
         return None
     if "unbound immediate PersistentVolumeClaims" in scheduled.message:
