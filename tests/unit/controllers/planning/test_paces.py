@@ -173,3 +173,21 @@ def test_a_push_before_a_task_is_no_time_of_training_later() -> None:
         worker = replace(said.workers[0], beside_seconds=beside)
         found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), now)
     assert found.speeds == {"spot": [pytest.approx(128 / 40)]}
+
+
+@given(st.integers(100, 400), st.integers(20, 90), st.integers(0, 59))
+def test_a_look_in_a_task_dates_the_push_before_it_as_one_in_training_does(
+    trains: int, evaluates: int, offset: int
+) -> None:
+    """The worker looked up to 23 % too slow: the task was taken from the time of the push twice."""
+    paces, speeds = Paces(), []
+    for look in range(60):
+        at = 20 + offset + 60 * look
+        cycles, inside = divmod(at, trains + evaluates)
+        ago = max(inside - trains, 0)
+        said = report(32 * (cycles * trains + min(inside, trains)), batch=32, ago=float(ago))
+        worker = replace(said.workers[0], beside_seconds=float(cycles * evaluates + ago))
+        found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), float(at))
+        speeds += found.speeds.get("spot", [])
+    assert speeds == [pytest.approx(32.0)] * len(speeds)
+    assert len(speeds) > 50
