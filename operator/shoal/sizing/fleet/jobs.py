@@ -69,6 +69,7 @@ def fleet_job(
         min_workers=replicas,
         max_workers=max(1, (spec.workers.max_replicas or replicas) if chooses else replicas),
         least=_least(job),
+        keeps=_keeps(job),
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
@@ -94,6 +95,11 @@ def _least(job: TrainingJob) -> int:
     return spec.workers.min_replicas if spec.elasticity.mode in {"Advise", "Auto"} else spec.workers.replicas
 
 
+def _keeps(job: TrainingJob) -> int | None:
+    """The workers that it has whatever is planned for it; None: it follows its plan, which may be with these alone."""
+    return job.spec.workers.replicas if job.spec.elasticity.mode == "Advise" else None
+
+
 def server_price(job: TrainingJob, pools: Mapping[str, CapacityPool]) -> float:
     """Price of one parameter server per hour: of the pool where one is, or else the first that is named for them.
 
@@ -112,6 +118,7 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
         pools=tuple(job.spec.workers.pools),
         min_workers=job.spec.workers.replicas,
         least=_least(job),
+        keeps=_keeps(job),
         running=running(job),
         kept_to=_kept_to(job),
         asked=asked(job),

@@ -41,14 +41,15 @@ def better_together(
 
     `between`: see `plan_together`.
     """
-    able = [each for each in order if each.one is not None and not each.job.kept_to]
+    able = [each for each in order if each.one is not None and not each.job.is_held]
     if len(able) < 2:
         return {}
     limits = given.limits
     for each in order:
-        if each.one is None or each.job.kept_to:
+        if each.one is None or each.job.is_held:
             for name, count in each.job.holds(each.answer.counts).items():
-                limits[name] = max(limits[name] - count, 0)
+                if name in limits:
+                    limits[name] = max(limits[name] - count, 0)
     try:
         traders = _traders(able, given.pools)
         traded = {each.job.name: each for each in _traded(traders, able, limits, given, between)}

@@ -116,7 +116,8 @@ def _planned(
         alone[job.name] = solved = solve(job, floors.room(job, left), given, elsewhere)
         holds = job.holds(solved.answer.counts)
         for name in _used(holds):
-            left[name] = max(left[name] - holds[name], 0)
+            if name in left:
+                left[name] = max(left[name] - holds[name], 0)
             first.setdefault((_model(job), name), job.name)
         if reserve := _reserve_of(solved):
             given.reserves[job.name] = reserve
@@ -129,7 +130,7 @@ def _planned(
 
 def _reserve_of(solved: Solved) -> Counter[str]:
     """On-demand nodes that a job with spot workers counts on, beyond those that it uses."""
-    if solved.one is None or solved.job.kept_to:
+    if solved.one is None or solved.job.is_held:
         return Counter()
     problem = solved.one.problem
     spot = {pool: n for pool, n in zip(problem.pools, solved.counts, strict=True) if n and pool.spot}
@@ -167,7 +168,7 @@ def _within_reach(plans: Sequence[Solved], limits: Mapping[str, int]) -> list[So
     ]
     ends = reached(moves, limits)
     return [
-        each if each.job.kept_to or +has == +Counter(each.answer.counts) else _stopped(each, has)
+        each if each.job.is_held or +has == +Counter(each.answer.counts) else _stopped(each, has)
         for each, has in zip(plans, ends, strict=True)
     ]
 

@@ -96,7 +96,8 @@ class FleetJob:
     seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
     nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
     `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; None: `min_workers`,
-    which are more until there is something to plan.
+    which are more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in
+    mode Advise; None: it follows its plan.
     """
 
     name: str
@@ -118,6 +119,7 @@ class FleetJob:
     min_workers: int = 1
     max_workers: int = 1
     least: int | None = None
+    keeps: int | None = None
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
@@ -139,7 +141,21 @@ class FleetJob:
 
     def holds(self, counts: Mapping[str, int]) -> dict[str, int]:
         """What others leave to the job, if it is to run these workers."""
+        if self.keeps is not None:
+            counts = self._stays(counts, self.keeps)
         return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
+
+    def _stays(self, counts: Mapping[str, int], workers: int) -> Mapping[str, int]:
+        """What runs, and what is lacking of so many workers, where they are advised."""
+        has = Counter(self.running)
+        for pool, count in counts.items():
+            has[pool] += max(0, min(count - has[pool], workers - has.total()))
+        return has
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has the nodes that it `holds`, whatever is planned for it."""
+        return self.keeps is not None or bool(self.kept_to)
 
     @property
     def under_way(self) -> Mapping[str, int]:
@@ -149,7 +165,9 @@ class FleetJob:
     @property
     def floor(self) -> int:
         """How many of the workers that it has, or is on its way to, it keeps whoever wants their nodes."""
-        least = self.min_workers if self.least is None else self.least
+        least = self.keeps
+        if least is None:
+            least = self.min_workers if self.least is None else self.least
         return min(least, sum(self.under_way.values()))
 
     def accepts(self, counts: Mapping[str, int]) -> bool:

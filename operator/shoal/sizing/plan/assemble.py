@@ -71,6 +71,7 @@ def assembled(
     speeds = SpeedModel([own, *(other for other in others if other is not None)], planned={own.model.key})
     by_name = {pool.metadata.name: pool for pool in pools}
     planned = fleet_job(job, profile, now, server_price=server_price(job, by_name))
+    planned = replace(planned, keeps=None)  # asked is what jobs would do that follow their plans
     if job.status.images is not None:  # else nobody knows yet what its operator would give it
         planned = replace(planned, gpu_image=has_gpu_image(job, Images("", "")))
     if course := [point for _, point in sorted(course_of(job).items())]:
