@@ -48,7 +48,7 @@ class Given:
     @property
     def limits(self) -> dict[str, int]:
         """Nodes by pool."""
-        return {pool.name: pool.limit for pool in self.pools}
+        return {pool.name: pool.nodes for pool in self.pools}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _traders(able: Sequence[Solved], pools: Sequence[FleetPool]) -> Sequence[Sol
     if not late:
         return able if len(able) <= MOST_TRADERS and _is_contended(able, pools) else ()
     used = _used(able)
-    full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
+    full = {pool.name for pool in pools if used[pool.name] >= pool.nodes > 0}
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
     def has(each: Solved) -> int:
@@ -216,7 +216,7 @@ def _moved(job: FleetJob, plan: JobPlan) -> int:
 def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
     """Whether a job names a pool of which others have all nodes, and uses a dearer one, or would gain by more nodes."""
     used = _used(plans)
-    full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
+    full = {pool.name for pool in pools if used[pool.name] >= pool.nodes > 0}
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
 
     def dear(plan: JobPlan, name: str) -> float:

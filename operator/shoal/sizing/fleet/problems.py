@@ -157,6 +157,10 @@ def _why_short(pool: FleetPool, nodes: int) -> str:
     which = f"CapacityPool {pool.name}"
     if pool.ending:
         return f"Name another pool in workers.pools in place of {which}."
+    if pool.unready:
+        return (
+            f"{which} is not Ready ({pool.unready}): see its status, or name another pool in workers.pools."
+        )
     if pool.exhausted or pool.doubted:
         ago = f" {duration(pool.exhausted_seconds)} ago" if pool.exhausted_seconds else ""
         return (
@@ -369,7 +373,7 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
     return Pool(
         name=pool.name,
         limit=pool.limit,
-        room=running if pool.ending or (pool.exhausted and not pool.spot) else math.inf,
+        room=min(running if pool.ending or (pool.exhausted and not pool.spot) else math.inf, pool.nodes),
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
         step_sigma=speed.sigma,

@@ -40,10 +40,11 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     Of one whose description is wrong, nothing is used but the nodes that are in use; none where no worker could run.
     """
     spec, status = pool.spec, pool.status
-    wrong = any(
-        c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
+    wrong = (
+        c.reason
+        for c in status.conditions
+        if c.type == "Ready" and c.status == "False" and c.reason != "NoPrice"
     )
-    in_use = status.used if status.lacks_accelerator is None else 0
     starts = status.startup
     start, starts_seen = (
         (starts.seconds, starts.seen) if starts.seen else (starts.warm_seconds, starts.warm_seen)
@@ -58,7 +59,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=min(in_use, pool.room) if wrong else pool.room,
+        limit=pool.room,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=weight * starts_seen,
@@ -75,6 +76,8 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
         ending=pool.is_ending,
+        unready=next(wrong, ""),
+        in_use=status.used if status.lacks_accelerator is None else 0,
         transfer_per_gib=spec.transfer_per_gib,
         batch_size=spec.batch_size,
         idle_seconds=float(spec.scaling.shrink_after_seconds),

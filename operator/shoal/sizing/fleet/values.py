@@ -27,7 +27,8 @@ class FleetPool:
     In `watched_seconds` jobs would have noticed that there are no more nodes, in `out_seconds` of them there were none,
     and `outs` times it ran out. `lost_in_shocks` of the interruptions came several at once, of `there_in_shocks` nodes.
     `exhausted`: there are no nodes now, for `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet.
-    `ending`: it is being deleted, and no worker begins there.
+    `ending`: it is being deleted, and no worker begins there. `unready`: why it is not Ready; then there may be as many
+    workers as are `in_use`, all jobs together.
     `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
@@ -54,10 +55,17 @@ class FleetPool:
     exhausted_seconds: float = 0.0
     doubted: bool = False
     ending: bool = False
+    unready: str = ""
+    in_use: int = 0
     measured_startup_seconds: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
     idle_seconds: float = 600.0
+
+    @property
+    def nodes(self) -> int:
+        """How many there may be with workers, all jobs together."""
+        return min(self.in_use, self.limit) if self.unready else self.limit
 
 
 @dataclass(frozen=True)

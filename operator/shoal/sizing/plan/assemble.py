@@ -146,12 +146,12 @@ class _Assembly:
             self.planned,
             pools=names,
             min_workers=workers.min_replicas,
-            max_workers=workers.max_replicas or max(sum(pool.limit for pool in candidates), 1),
+            max_workers=workers.max_replicas or max(sum(pool.nodes for pool in candidates), 1),
         )
         made = job_problem(
             planned,
             candidates,
-            {pool.name: pool.limit for pool in candidates},
+            {pool.name: pool.nodes for pool in candidates},
             self.speeds,
             self._servers(max_servers),
         )

@@ -336,7 +336,7 @@ def test_plans_leave_out_the_nodes_that_parameter_servers_fill() -> None:
     status, asked, wants = None, None, list[int]()
     for second in range(0, 4 * 3600, 15):
         now, of = NOW + timedelta(seconds=second), pool(status)
-        most = fleet_pool(of, now).limit
+        most = fleet_pool(of, now).nodes
         wants.append(3 if of.status.exhausted is not None else most)  # no more than run, while there are none
         asked = (asked or now) if wants[-1] > 3 else None
         pods = () if asked is None else (asked,)
@@ -744,8 +744,8 @@ def test_a_pool_does_not_forget_whose_nodes_it_shares_while_they_cannot_be_read(
 
 
 def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=OTHER), NOW).limit == 2
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).limit == 4
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=OTHER), NOW).nodes == 2
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).nodes == 4
 
 
 def test_pool_without_selector_has_no_nodes() -> None:
