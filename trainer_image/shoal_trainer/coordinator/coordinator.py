@@ -112,8 +112,9 @@ class Coordinator:
             if self.record.set_data(request.data, request.batch_size):
                 self.beginning.replay()
             assert self.record.ledger is not None
-            if request.unsent:  # before anybody else is let run callbacks
-                self.record.tasks.sends_later(request.worker, request.unsent, request.called)
+            self.record.tasks.joins(
+                request.worker, request.unsent, request.called
+            )  # before others run callbacks
             self.beginning.survived(request.known_samples)
             self.course.gathering.joined(request.slot)
             self.record.counters.wasted_steps += member.newly_wasted(request)

@@ -159,7 +159,7 @@ class CoordinatorService:
         self.artefacts.receive(token, kind, name, chunks, check)
         if kind == "callbacks":
             with self.coordinator.lock:
-                self.coordinator.record.tasks.missing.pop(name, None)
+                self.coordinator.record.tasks.stores(worker, name)
 
     @contextlib.contextmanager
     def download(

@@ -59,8 +59,8 @@ class Snapshotter(Background):
         self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
         """Held while a manifest is written."""
-        self._state = (-1, False)
-        """The version of the last snapshot, and whether training had ended."""
+        self._state: tuple[int, bool, frozenset[str]] = (-1, False, frozenset())
+        """The version of the last snapshot, whether training had ended, and which files of callbacks it lacks."""
         self._published = 0
         self._tries_since: float | None = None
         self._logged = ""
@@ -93,19 +93,16 @@ class Snapshotter(Background):
         with self.taking:
             self.settle()
             with self._shard.lock:
-                unchanged = (
-                    self._shard.history.version,
-                    self._coordinator.record.tasks.ending,
-                ) == self._state
+                unchanged = (self._shard.history.version, *self._tasks_now()) == self._state
                 if unchanged or self._coordinator.beginning.data_unknown:
                     return None
             frozen: Callable[[], dict[str, Any]] = dict
-            ending = False
+            tasks = self._tasks_now()
 
             def cut() -> None:
-                nonlocal ending, frozen
+                nonlocal tasks, frozen
                 frozen = self._coordinator.record.frozen()
-                ending = self._coordinator.record.tasks.ending
+                tasks = self._tasks_now()
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
@@ -130,14 +127,18 @@ class Snapshotter(Background):
             with self._shard.lock:
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
-            self._state, self._published = (copy.version, ending), number
+            self._state, self._published = (copy.version, *tasks), number
             self._untidy = False
             self._prune()
             return self.last
 
     def set_latest(self, manifest: Manifest, version: int) -> None:
         """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
-        self.last, self._state = manifest, (version, False)
+        self.last, self._state = manifest, (version, False, frozenset())
+
+    def _tasks_now(self) -> tuple[bool, frozenset[str]]:
+        tasks = self._coordinator.record.tasks
+        return tasks.ending, frozenset(tasks.missing)
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch

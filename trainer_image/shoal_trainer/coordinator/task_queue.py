@@ -13,7 +13,7 @@ a snapshot is all that is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -54,6 +54,10 @@ class Tasks:
     """The worker that ran the last callbacks, until it is lost."""
     missing: dict[str, Worker | str] = field(default_factory=dict)
     """Files of callbacks: the worker that sends it later, or why it never comes; "": it went with its worker."""
+    waited: dict[str, Worker] = field(default_factory=dict)
+    """Of the missing files of which a snapshot says that they wait: their worker, until it has said which still do."""
+    stored: dict[str, Worker] = field(default_factory=dict)
+    """Files that a worker has stored while it ran callbacks, of the last worker of each."""
     reserved_until: float = 0.0
     """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
@@ -174,6 +178,18 @@ class Tasks:
         self.exported = self.exported or task.kind == "export"
         return task
 
+    def joins(self, worker: Worker, unsent: Collection[str], called: int | None) -> None:
+        """A worker joins, and has yet to send these files. `called`: see `sends_later`; of a new process None.
+
+        What a snapshot says that it would send, and it does not say, the storage has taken since.
+        """
+        for name in [name for name, who in self.waited.items() if who == worker]:
+            del self.waited[name]
+            if called is not None and name not in unsent and self.missing.get(name) == "":
+                del self.missing[name]
+        if called is not None:
+            self.sends_later(worker, unsent, called)
+
     def sends_later(self, worker: Worker, names: Iterable[str], called: int | None = None) -> bool:
         """This worker has yet to send these files of callbacks, and no others. False if others follow it.
 
@@ -182,12 +198,19 @@ class Tasks:
         first = self.queue[0] if self.queue else None
         holder = first.holder if first is not None and first.kind != "evaluate" else None
         overtaken = self.sender is None and called is not None and called < len(self.complete()) - 1
-        if overtaken or not {self.sender, holder or self.caller} <= {None, worker}:
-            self.missing = {**dict.fromkeys(names, ""), **self.missing}
+        told, follower = set(names), holder or self.caller
+        if overtaken or not {self.sender, follower} <= {None, worker}:
+            newer = {name for name in told if follower is not None and self.stored.get(name) == follower}
+            self.missing = {**dict.fromkeys(told - newer, ""), **self.missing}
             return False
         others = {name: who for name, who in self.missing.items() if who != worker}
         self.missing = {**others, **dict.fromkeys(names, worker)}
         return True
+
+    def stores(self, worker: Worker, name: str) -> None:
+        """This worker has stored a file of the callbacks that it runs."""
+        self.stored[name] = worker
+        self.missing.pop(name, None)
 
     def leave_out(self, names: Mapping[str, str]) -> None:
         """These files never come, because the storage can never have them or they are lost, unless they do later."""
@@ -221,7 +244,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
-        self.missing = {}  # of the other run's folder
+        self.missing, self.waited, self.stored = {}, {}, {}  # of the other run's folder
         self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
@@ -236,6 +259,7 @@ class Tasks:
         """Release the tasks of this worker; returns the files that it has yet to send, which are lost."""
         lost = sorted(name for name, who in self.missing.items() if who == worker)
         self.missing |= dict.fromkeys(lost, "")
+        self.waited = {name: who for name, who in self.waited.items() if who != worker}
         if self.evaluator == worker:
             self.evaluator = None
         if self.caller == worker:
@@ -246,7 +270,11 @@ class Tasks:
         return lost
 
     def dump(self) -> dict[str, Any]:
-        """As JSON, without the holders, whose tokens end with this process, and without who sends files later."""
+        """As JSON, without the holders, whose tokens end with this process.
+
+        Files that wait are lost, for a version that knows no better, and unless their worker says otherwise.
+        """
+        waiting = {name: who for name, who in self.missing.items() if not isinstance(who, str)}
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": list(self.history),
@@ -254,6 +282,7 @@ class Tasks:
             "learningRate": self.learning_rate,
             "lost": sorted(self.missing.keys() - self.left_out.keys()),
             "leftOut": self.left_out,
+            "waiting": {name: list(who) for name, who in (self.waited | waiting).items()},
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -266,5 +295,7 @@ class Tasks:
         # A snapshot of an earlier version has none of these. What workers have said since it was taken is as true.
         left_out = {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
         self.missing = {**dict.fromkeys(map(str, saved.get("lost", ())), ""), **left_out, **self.missing}
+        waiting = saved.get("waiting", {}).items()
+        self.waited = {str(name): (int(slot), int(incarnation)) for name, (slot, incarnation) in waiting}
         rate = saved.get("learningRate")
         self.learning_rate = None if rate is None else float(rate)

@@ -26,8 +26,9 @@ from shoal_trainer.worker.work import About, StatusText, Token
 log = logging.getLogger(__name__)
 
 
-LOST = {errno.ENOENT, errno.EIO}
-"""A copy was deleted by others, or the disk cannot read it."""
+BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""The worker itself has too much open. Whatever else keeps a copy from being read, such as that others deleted it, may
+last for ever."""
 
 
 class Plane(Protocol):
@@ -142,13 +143,15 @@ class LateFiles(Background):
         lost = None
         try:
             self._plane.uploaded((LATE, int(copy.name)), name, copy)
-        except Unreachable:
-            with self._lock:
-                order = sorted(self.copies, key=name.__eq__)
-                self.copies = {each: self.copies[each] for each in order}
-            raise
-        except OSError as error:
-            if error.errno not in LOST:
+        except (Unreachable, OSError) as error:
+            if not isinstance(error, OSError) or error.errno in BUSY:
+                with self._lock:
+                    order = sorted(self.copies, key=name.__eq__)
+                    self.copies = {each: self.copies[each] for each in order}
+                if isinstance(error, OSError):
+                    raise Unreachable(
+                        f"the worker cannot read its copy of {name}: {error.strerror}"
+                    ) from error
                 raise
             lost = error
         with self._lock:

@@ -1,5 +1,6 @@
 """A storage that takes no files holds up neither the callbacks nor training: the files follow, and the export waits."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -703,3 +704,107 @@ def test_after_the_end_of_training_callbacks_wait_and_one_refused_file_holds_bac
     cluster.call(again, slot=1)
     assert cluster.stored() == {"log.csv": "1\n", "best.keras": "best"}
     assert cluster.tasks.lacking == ""
+
+
+def restarted_from(cluster, monkeypatch, saved):
+    """The next parameter server 0, whose newest snapshot has this record."""
+    monkeypatch.setattr(cluster.service.coordinator.record, "dump", lambda: saved)
+    cluster.start()
+
+
+@pytest.mark.parametrize("refused", [(), ("big.keras",)], ids=["none", "another one"])
+def test_files_that_were_stored_since_the_snapshot_are_not_lost_with_the_parameter_server(
+    cluster, monkeypatch, refused
+):
+    """Their worker says which still wait. The best weights were taken for lost, and the last parameters exported."""
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = True
+    cluster.epoch(best_weights__npz="2", big__keras="B")
+    saved = cluster.service.coordinator.record.dump()
+    cluster.full, cluster.refused = False, refused
+    for _ in range(3):
+        cluster.planes[0]._late._backoff.reset()
+        with contextlib.suppress(Unreachable):
+            cluster.send()
+    restarted_from(cluster, monkeypatch, saved)
+    assert set(cluster.tasks.missing) == {f"logs/{name}" for name in refused}
+    cluster.refused = ()
+    cluster.send()
+    assert exported(cluster, 0) == b"2"
+    assert cluster.tasks.lacking == ""
+
+
+def test_a_new_process_of_the_same_name_does_not_say_that_files_were_stored(cluster, monkeypatch):
+    """As where a later job continues the run: its incarnations begin anew."""
+    cluster.full = True
+    cluster.epoch(best_weights__npz="1")
+    saved = cluster.service.coordinator.record.dump()
+    cluster.full = False
+    cluster.planes[0].close()
+    cluster.planes[0] = cluster.plane(0)
+    restarted_from(cluster, monkeypatch, saved)
+    (cluster.folder / "best_weights.npz").unlink()
+    cluster.epoch(log__csv="1\n")
+    assert "best_weights.npz" in cluster.tasks.lacking
+
+
+def test_a_snapshot_is_taken_for_files_that_were_stored_though_nothing_was_trained_since(cluster):
+    cluster.refused = ("best.npz",)
+    cluster.epoch(best__npz="1")
+    take = cluster.service.snapshotter.take
+    assert take().ledger["tasks"]["lost"] == ["logs/best.npz"]
+    assert take() is None
+    cluster.refused = ()
+    cluster.send()
+    assert take().ledger["tasks"]["lost"] == []
+
+
+def test_a_join_without_an_answer_makes_no_worker_wait_for_files_that_are_stored(cluster, monkeypatch):
+    cluster.full = True
+    for _ in range(EPOCHS - 1):
+        cluster.epoch(log__csv="1\n")
+    line = cluster.planes[0]._client
+    join = line.join
+
+    def late(request):
+        monkeypatch.setattr(line, "join", join)
+        cluster.full = False
+        cluster.send()
+        join(request)
+        raise Unreachable("the answer is lost")
+
+    monkeypatch.setattr(line, "join", late)
+    with pytest.raises(Unreachable):
+        cluster.planes[0].join({}, Wasted())
+    cluster.planes[0].join({}, Wasted())
+    assert cluster.tasks.sender is None
+    cluster.epoch(log__csv="2\n")
+
+
+def test_what_others_have_stored_newer_is_not_lost_with_an_overtaken_copy(cluster):
+    cluster.full = True
+    cluster.epoch(best_weights__npz="1", log__csv="1\n")
+    cluster.tasks.release((0, 0))  # a new parameter server, which it reaches late
+    cluster.full = False
+    (cluster.folder / "log.csv").unlink()
+    cluster.call(cluster.work(1), slot=1, best_weights__npz="2")
+    cluster.planes[0].join({}, Wasted())
+    assert set(cluster.tasks.missing) == {"logs/log.csv"}
+
+
+def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(a="1", b="2", c="3")
+    cluster.full, line = False, cluster.planes[0]._client
+    upload, errors = line.upload, {"logs/a": [errno.ESTALE], "logs/b": [errno.EMFILE]}
+
+    def read(token, name, path):
+        if errors.get(name):
+            raise OSError(found := errors[name].pop(), os.strerror(found))
+        upload(token, name, path)
+
+    monkeypatch.setattr(line, "upload", read)
+    for _ in range(2):
+        cluster.send()
+    assert cluster.stored() == {"b": "2", "c": "3"}
+    assert "logs/a is left out" in cluster.tasks.lacking
