@@ -20,7 +20,7 @@ from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
 from shoal.manifests.pods import GPU, worker_requests
-from shoal.policy.facts.waits import NO_NODES, Rooms, is_full
+from shoal.policy.facts.waits import NO_NODES, Rooms, Wait, is_full, kept_apart
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
@@ -89,8 +89,10 @@ class PoolReconciler:
         found = [node for each in nodes if (node := self._state.nodes_by_name.get(each)) is not None]
         on = partial(pods.indexed, "node")
         rooms = Rooms.of(found, on) if needy else NO_NODES
-        waits = waiting(self._state, needy, rooms, now)
+        needs = waiting(self._state, needy, rooms, now)
+        waits = [(pod, since) for pod, since, wait in needs if wait is Wait.NODE]
         in_vain = [pod for pod, _ in waits]
+        apart = [pod for pod, _, wait in needs if wait is Wait.APART]
         servers = [each.spec.requests for each in in_vain if each.place and each.place.role == "ps"]
         return Seen(
             pool=pool,
@@ -102,7 +104,7 @@ class PoolReconciler:
             jobs=members.jobs(name),
             full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
-            worker_nodes=self._worker_nodes(pool, nodes, len(working), in_vain),
+            worker_nodes=self._worker_nodes(pool, nodes, len(working), in_vain + apart),
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
@@ -123,7 +125,8 @@ class PoolReconciler:
         """How many nodes the workers need that jobs have here or, by a plan, are to have.
 
         One each, or as few as have room for what they ask: so an autoscaler counts, and so the scheduler places them.
-        What else runs on the nodes is not seen: for those that wait in vain it is others than there are.
+        What else runs on the nodes is not seen: for those that wait in vain it is others than there are, and one
+        for each that is not to be beside others: the one that it gets keeps the next away.
         """
         has = _node_of(pool, self._state.nodes_by_name.get(min(nodes, default="")))
         jobs = [(job, count) for job, count in self._members.counts(pool.metadata.name) if count > 0]
@@ -131,8 +134,10 @@ class PoolReconciler:
         if not has or not planned:
             return planned
         least = nodes_for((asked for job, n in jobs for asked in [worker_requests(job, pool)] * n), has)
-        vain = [each.spec.requests for each in waiting if each.place and each.place.role == "worker"]
-        return min(planned, max(least, working + (nodes_for(vain, has) if vain else 0)))
+        workers = [each for each in waiting if _is_worker(each)]
+        vain = [each.spec.requests for each in workers if not kept_apart(each)]
+        more = len(workers) - len(vain) + (nodes_for(vain, has) if vain else 0)
+        return min(planned, max(least, working + more))
 
     def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
         """How many of the nodes with servers alone have no room for a worker like those that run or wait.
@@ -141,9 +146,7 @@ class PoolReconciler:
         """
         pods = self._state.pods
         there = (each for node in working for each in pods.indexed("node", node))
-        workers = {
-            each.spec.requests for each in (*there, *waiting) if each.place and each.place.role == "worker"
-        }
+        workers = {each.spec.requests for each in (*there, *waiting) if _is_worker(each)}
         if not workers:
             name = pool.metadata.name
             jobs = (job for job in self._state.jobs.all() if name in job.spec.workers.pools)
@@ -152,6 +155,10 @@ class PoolReconciler:
             }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
+
+
+def _is_worker(pod: Pod) -> bool:
+    return pod.place is not None and pod.place.role == "worker"
 
 
 def _node_of(pool: CapacityPool, node: Node | None) -> Amounts:

@@ -1,4 +1,4 @@
-"""Which pods wait for one more node of a pool, since when one could have come for them, and when the last one did."""
+"""For what the pods of a pool wait that have no node, and since when; and when its last node came."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def without_node(state: ClusterState, pool: str) -> list[Pod]:
 
 def waiting(
     state: ClusterState, pods: Sequence[Pod], rooms: Rooms, now: datetime
-) -> list[tuple[Pod, datetime]]:
-    """Those of these pods that wait for one more node of the pool, and since when."""
-    jobs, found = dict[str, _Job](), list[tuple[Pod, datetime]]()
+) -> list[tuple[Pod, datetime, Wait | None]]:
+    """These pods, since when they wait, and for what."""
+    jobs, found = dict[str, _Job](), list[tuple[Pod, datetime, Wait | None]]()
     for pod in pods:
         if (job := state.job_of(pod)) is None or (place := pod.place) is None:
             continue
@@ -56,6 +56,6 @@ def waiting(
             jobs[job.metadata.uid] = _Job(near_since(job, its), made)
         known = jobs[job.metadata.uid]
         near = ALWAYS if place.role == "ps" else known.near_since
-        if wait_of(pod, rooms, near=near is not None) is Wait.NODE:
-            found.append((pod, max(pod.created or now, known.made.get(place, ALWAYS), near or ALWAYS)))
+        since = max(pod.created or now, known.made.get(place, ALWAYS), near or ALWAYS)
+        found.append((pod, since, wait_of(pod, rooms, near=near is not None)))
     return found

@@ -25,11 +25,12 @@ class Wait(StrEnum):
     QUEUE = "Queue"  # to be let go: by a queue, or by a gate of its template
     VOLUME = "Volume"  # for a volume that it misses
     SERVER = "Server"  # for a parameter server that it has to be near, and that has no node either
+    APART = "Apart"  # for a node without those that its template has it not be beside
     NO_FIT = "NoFit"  # for nothing that one more node like those of its pool would have
     NODE = "Node"  # for one more node
 
 
-NEEDS_A_NODE = frozenset({Wait.SERVER, Wait.NO_FIT, Wait.NODE})
+NEEDS_A_NODE = frozenset({Wait.SERVER, Wait.APART, Wait.NO_FIT, Wait.NODE})
 """It may begin on other nodes than those of its pool, if there are none of these to be had."""
 ALWAYS = datetime.min.replace(tzinfo=UTC)
 
@@ -68,16 +69,20 @@ class Rooms:
         left = frozenset((left_of(has, asked), taints) for has, asked, taints in kinds)
         return cls(frozenset(has for has, _, _ in kinds), left, frozenset(taken))
 
+    def would_take(self, pod: Pod) -> bool:
+        """Whether one of the nodes, if it were empty, would have the pod, as far as is known."""
+        return not self.empty or any(fits(pod.spec.requests, room) for room in self.empty)
+
     def has_none_for(self, pod: Pod) -> bool:
         """Whether one more node like those that there are would have the pod run, and none of them would."""
         asked, words = pod.spec.requests, pod.unschedulable_words
-        if self.empty and not any(fits(asked, room) for room in self.empty):
+        if not self.would_take(pod):
             return False
         if words and self.empty and not any(each in words for each in _NO_ROOM):
             return False  # it asks for something else that they do not have, nor would one more
         if not any(has and fits(asked, has) and _tolerates(pod, taints) for has, taints in self.left):
             return True
-        if not any(each in words for each in _FULL) or any(each in words for each in _BESIDE):
+        if not any(each in words for each in _FULL) or kept_apart(pod):
             return False
         # Others than Shoal's have it: daemons of each node, unless it is more than these have.
         small = any(part_of(asked, room) <= LEFT_BY_DAEMONS for room in self.empty)
@@ -103,7 +108,14 @@ def wait_of(pod: Pod, rooms: Rooms = NO_NODES, *, near: bool = True) -> Wait | N
         return Wait.VOLUME
     if not near:
         return Wait.SERVER
-    return Wait.NODE if rooms.has_none_for(pod) else Wait.NO_FIT
+    if rooms.has_none_for(pod):
+        return Wait.NODE
+    return Wait.APART if kept_apart(pod) and rooms.would_take(pod) else Wait.NO_FIT
+
+
+def kept_apart(pod: Pod) -> bool:
+    """Whether the scheduler says that the pod is not to be beside others: it takes a node that they are not on."""
+    return any(each in pod.unschedulable_words for each in _BESIDE)
 
 
 def near_since(job: TrainingJob, pods: Iterable[Pod]) -> datetime | None:

@@ -594,3 +594,51 @@ async def test_a_pool_without_a_node_has_room_as_its_cores_say(cores: int | None
     more = {"cores": cores} if cores else {}
     found = await _look({}, {}, plan, 0, pods=0, workers=spec, elasticity={"mode": "Auto"}, pool=more)
     assert found.recommended.nodes == recommended
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "there", "recommended"),
+    [
+        ("1 node(s) didn't match pod anti-affinity rules.", 1, 1, 4),
+        ("1 node(s) didn't match pod topology spread constraints.", 1, 1, 4),
+        ("1 node(s) didn't have free ports for the requested pod ports.", 1, 1, 4),
+        ("1 Insufficient cpu, 1 node(s) didn't match pod anti-affinity rules.", 2, 2, 4),
+    ],
+)
+async def test_workers_that_are_not_to_be_beside_each_other_ask_for_a_node_each(
+    words: str, nodes: int, there: int, recommended: int
+) -> None:
+    """The pool was to have one node for ever, on which one of them ran. It is not out of nodes for all that."""
+    containers = [{"name": "worker", "resources": {"requests": {"cpu": "1"}}}]
+    template = {"spec": {"containers": containers}}
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": f"0/{nodes}: {words}"},
+        {"plan": {"pools": {"spot": 4}}},
+        nodes,
+        running=[("worker", index, f"spot-{index}") for index in range(there)],
+        containers=containers,
+        has=NODE_OF_16,
+        pods=4 - there,
+        workers={"replicas": 4, "maxReplicas": 4, "pools": ["spot"], "template": template},
+        elasticity={"mode": "Auto"},
+    )
+    assert found.recommended.nodes == recommended
+    assert _told(found) == (0, "False")
+
+
+async def test_workers_that_fit_on_no_node_ask_for_none_though_they_are_kept_apart() -> None:
+    containers = [{"name": "worker", "resources": {"requests": {"cpu": "99"}}}]
+    words = "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": words},
+        {"plan": {"pools": {"spot": 4}}},
+        1,
+        containers=containers,
+        has=NODE_OF_16,
+        pods=3,
+        workers={"replicas": 4, "maxReplicas": 4, "pools": ["spot"]},
+        elasticity={"mode": "Auto"},
+    )
+    assert found.recommended.nodes == 1
