@@ -70,6 +70,8 @@ class Wish:
     """Never more than these."""
     problem: Finding | None = None
     """Why it is not to be followed now."""
+    no_more: Finding | None = None
+    """Why it is followed only to a smaller size."""
     in_use: int = 0
     """Nodes that a smaller size is not to take."""
     least: int | None = 0
@@ -131,6 +133,8 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
     if wanted == target.nodes and not target.outdated:
         why = _unused(wish, wanted) if found else _reached(wish, wanted)
         return Decision(_without_window(memory), scaled=True, why=why)
+    if wanted > target.nodes and wish.no_more is not None:
+        return Decision(_without_window(memory), why=wish.no_more)
     if wanted >= target.nodes:
         return _resize(_without_window(memory), wanted, target, now, pace)
     if wish.in_use and not target.empty_first:

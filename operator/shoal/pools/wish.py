@@ -21,6 +21,7 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
     """
     status = pool.status
     nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
+    no_more: Finding | None = None
     if subject.buffer is not None:
         nodes = max(0, nodes - status.used - status.waiting)
     ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
@@ -31,13 +32,15 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
         problem = Finding("Stale", "no operator runs, so the recommendation may be an old one")
     elif status.observed_generation != pool.metadata.generation:
         problem = Finding("Stale", "the operator has not read the pool's spec yet")
+    elif status.lacks_accelerator is not None:  # idle ones go: they cost, and the next ones may be good
+        no_more = Finding("PoolNotReady", "it gets no more nodes: see the condition Ready")
     elif ready is None or ready.status != "True":
         problem = Finding("PoolNotReady", "see the condition Ready")
     idle = pool.spec.scaling.shrink == "WhenIdle"
     in_use = status.used if idle else sum(share.serving for share in status.shares)
     if subject.buffer is not None:
-        return Wish(nodes, limit, problem)
-    return Wish(nodes, limit, problem, in_use=in_use, least=_least(pool))
+        return Wish(nodes, limit, problem, no_more)
+    return Wish(nodes, limit, problem, no_more, in_use=in_use, least=_least(pool))
 
 
 def _least(pool: CapacityPool) -> int | None:

@@ -10,6 +10,7 @@ import pytest
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import UsageSums
+from shoal.pools.rules import Memory, Pace, Target, decide
 from shoal.pools.subject import subject_of
 from shoal.pools.wish import wish_of
 
@@ -109,3 +110,27 @@ def test_the_least_is_what_the_pool_says_or_what_was_found_until_a_job_has_used_
     subject = subject_of(of.spec.scaling)
     assert subject is not None
     assert wish_of(of, subject, NOW).least == least
+
+
+@pytest.mark.parametrize(
+    ("there", "sizes", "reason"),
+    [(8, [8, 5], "Resizing"), (5, [5, 5], "AsRecommended"), (1, [1, 1], "PoolNotReady")],
+    ids=["idle ones go", "as many", "no more come"],
+)
+def test_a_pool_whose_nodes_lack_their_accelerator_shrinks_and_does_not_grow(
+    there: int, sizes: list[int], reason: str
+) -> None:
+    """Its broken nodes stayed, and were paid for, until a person came, though jobs had gone elsewhere."""
+    of = pool(0, **TARGET, minNodes=0)
+    lacks = Condition.model_validate({**READY, "status": "False", "reason": "NodesLackAccelerator"})
+    of = of.model_copy(update={"status": of.status.model_copy(update={"conditions": (lacks,)})})
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    wish, memory = wish_of(of, subject, NOW), Memory(original=there, nodes=there)
+    target, pace, seen = Target(there, empty_first=True), Pace(), list[int]()
+    for at in (NOW, NOW + pace.shrink_after):
+        found = decide(wish, memory, target, at, pace)
+        assert found.memory is not None
+        memory = found.memory
+        seen.append(there if found.resize is None else found.resize)
+    assert (seen, found.why.reason) == (sizes, reason)

@@ -15,9 +15,17 @@ from shoal.sizing.accelerators import catalogue
 
 
 def problem_of(
-    pool: CapacityPool, nodes: Iterable[Node], now: datetime, *, trains: bool
+    pool: CapacityPool,
+    nodes: Iterable[Node],
+    now: datetime,
+    *,
+    trains: bool,
+    waits_since: datetime | None = None,
 ) -> tuple[str, str] | None:
-    """What is wrong, and what to change. `nodes`: of the pool; `trains`: one of them has a worker."""
+    """What is wrong, and what to change.
+
+    `nodes`: of the pool; `trains`: one of them has a worker. `waits_since`: since when a worker waits for a node of it.
+    """
     spec = pool.spec
     if not spec.node_selector:
         return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
@@ -27,9 +35,10 @@ def problem_of(
             f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
         )
         return "UnknownAccelerator", words
-    if spec.accelerator is not None and not trains and _lack(pool, spec.accelerator.count, nodes, now):
+    count = spec.accelerator.count if spec.accelerator is not None else 0
+    if count and not trains and _lack(pool, count, nodes, now, waits_since):
         words = (
-            f"no node of this pool has {spec.accelerator.count} {GPU} to give, so no plan uses it: see that the driver "
+            f"no node of this pool has {count} {GPU} to give, so no plan uses it: see that the driver "
             "and the device plugin run on them, or correct spec.accelerator.count"
         )
         return LACKS_ACCELERATOR, words
@@ -38,8 +47,13 @@ def problem_of(
     return None
 
 
-def _lack(pool: CapacityPool, count: int, nodes: Iterable[Node], now: datetime) -> bool:
-    """Whether nodes have been Ready for longer than the patience with them, and none has so many accelerators.
+def _lack(
+    pool: CapacityPool, count: int, nodes: Iterable[Node], now: datetime, waits_since: datetime | None
+) -> bool:
+    """Whether all nodes have been Ready for longer than the patience with them, and none has so many accelerators.
+
+    One of them may have failed by itself, and the next be good: it shows nothing of the pool unless it is all that the
+    pool may have, or none has come for a worker that has waited for as long.
 
     Once told, it holds for nodes that are new, too; and while there are none, for as long as a pool is out of nodes at
     most: its autoscaler takes idle ones away, and would make them again in turns.
@@ -56,4 +70,8 @@ def _lack(pool: CapacityPool, count: int, nodes: Iterable[Node], now: datetime) 
         if at is not None and (parts or dict(has).get(GPU, 0.0) >= count):
             return False  # as parts of GPUs, which a job's template asks for
     patience = stock.patience_after(float(pool.spec.startup_seconds), sums_of(status))
-    return told is not None or (now - min(since)).total_seconds() > patience
+    if told is not None:
+        return True
+    waited = waits_since is not None and (now - waits_since).total_seconds() > patience
+    enough = len(since) >= min(2, pool.spec.limits.nodes)
+    return (enough or waited) and (now - max(since)).total_seconds() > patience

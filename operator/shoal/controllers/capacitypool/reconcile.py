@@ -93,6 +93,7 @@ class PoolReconciler:
         waits = [(pod, since) for pod, since, wait in needs if wait is Wait.NODE]
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
+        workers = [since for pod, since, _ in needs if _is_worker(pod)]
         servers = [each.spec.requests for each in in_vain if each.place and each.place.role == "ps"]
         return Seen(
             pool=pool,
@@ -109,7 +110,9 @@ class PoolReconciler:
             newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
-            problem=problem_of(pool, found, now, trains=bool(working)),
+            problem=problem_of(
+                pool, found, now, trains=bool(working), waits_since=min(workers, default=None)
+            ),
             overlaps=older_overlap(pool, self._rivals(pool), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),
             operator=self._operator,

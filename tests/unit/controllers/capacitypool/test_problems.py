@@ -15,12 +15,12 @@ from tests.unit.policy import build
 LACKS = {"type": "Ready", "status": "False", "reason": "NodesLackAccelerator", "message": ""}
 
 
-def pool(told: int | None = None, *, generation: int = 1, count: int = 2) -> CapacityPool:
+def pool(told: int | None = None, *, generation: int = 1, count: int = 2, limit: int = 4) -> CapacityPool:
     """Of two GPUs a node; `told` so many seconds ago that they lack them."""
     spec = {
         "accelerator": {"name": "T4", "count": count},
         "nodeSelector": {"pool": "a"},
-        "limits": {"nodes": 4},
+        "limits": {"nodes": limit},
         "price": {"perHour": 1},
         "startupSeconds": 60,
     }
@@ -47,9 +47,9 @@ CPU, GPU = {"cpu": "8"}, "nvidia.com/gpu"
 @pytest.mark.parametrize(
     ("of", "nodes", "lack"),
     [
-        (pool(), [(121, CPU)], True),
-        (pool(), [(119, CPU)], False),
-        (pool(), [(121, {**CPU, GPU: "1"})], True),
+        (pool(), [(121, CPU), (125, CPU)], True),
+        (pool(), [(119, CPU), (125, CPU)], False),
+        (pool(), [(121, {**CPU, GPU: "1"}), (125, CPU)], True),
         (pool(), [(121, CPU), (5, {**CPU, GPU: "2"})], False),
         (pool(), [(121, {**CPU, "nvidia.com/mig-1g.5gb": "7"})], False),
         (pool(), [(None, CPU)], False),
@@ -81,3 +81,29 @@ def test_nodes_that_lack_what_their_pool_says_are_told(
     found: Any = problem_of(of, there, build.NOW, trains=False)
     assert (found is not None and found[0] == "NodesLackAccelerator") == lack
     assert problem_of(of, there, build.NOW, trains=True) is None, "a worker runs there all the same"
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "waits", "lack"),
+    [
+        (4, [86400], None, False),
+        (4, [86400], 119, False),
+        (4, [86400], 121, True),
+        (4, [86400, 5], 121, False),
+        (4, [86400, None], None, False),
+        (1, [121], None, True),
+        (1, [119], None, False),
+    ],
+    ids=[
+        *("one failed", "a worker asked for another", "none came", "another has come just now"),
+        *("another is to come", "all that it may have", "not yet"),
+    ],
+)
+def test_one_node_that_failed_does_not_switch_a_pool_off_that_may_have_others(
+    limit: int, nodes: list[int | None], waits: int | None, lack: bool
+) -> None:
+    """Its one GPU failed after a day: the pool got no other node, and jobs went elsewhere, until a person came."""
+    there = [node(ready, {**CPU, GPU: "1"}) for ready in nodes]
+    since = build.NOW - timedelta(seconds=waits) if waits is not None else None
+    found = problem_of(pool(limit=limit), there, build.NOW, trains=False, waits_since=since)
+    assert (found is not None and found[0] == "NodesLackAccelerator") == lack

@@ -485,10 +485,11 @@ async def _look(
     server: datetime | None = None,
     elasticity: Any = None,
     pool: Any = None,
+    ready: timedelta | None = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
 
-    `server`: when a parameter server elsewhere got its node.
+    `server`: when a parameter server elsewhere got its node. `ready`: for how long its own nodes have been.
     """
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
@@ -510,6 +511,8 @@ async def _look(
     for number in range(nodes):
         node = build.node_manifest(f"spot-{number}")
         node["status"]["allocatable"] = has or {}
+        if ready is not None:
+            node["metadata"]["creationTimestamp"] = build.stamp(build.NOW - ready)
         state.nodes.put(Node.model_validate(node))
     job = {"workers": workers, "elasticity": elasticity}
     state.jobs.put(build.job(status, runPolicy=policy, **{each: said for each, said in job.items() if said}))
@@ -642,3 +645,20 @@ async def test_workers_that_fit_on_no_node_ask_for_none_though_they_are_kept_apa
         elasticity={"mode": "Auto"},
     )
     assert found.recommended.nodes == 1
+
+
+@pytest.mark.parametrize(("pods", "reason"), [(0, "Valid"), (1, "NodesLackAccelerator")])
+async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_it(
+    pods: int, reason: str
+) -> None:
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": LET_GO,
+        "message": "0/1: 1 Insufficient a/b.",
+    }
+    gpu = [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+    spec = {"accelerator": {"name": "T4"}, "startupSeconds": 60}
+    of, day = {"has": {"cpu": "8"}, "pool": spec}, timedelta(days=1)
+    status = await _look({}, scheduled, {}, 1, containers=gpu, pods=pods, ready=day, **of)
+    assert _ready(status)[1] == reason
