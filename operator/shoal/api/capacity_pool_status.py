@@ -163,6 +163,8 @@ class OperatorShare(Status):
     waiting: int = 0
     """Nodes of the pool that pods of its jobs wait for: each worker for one, parameter servers for those that they
     would fill."""
+    waiting_nodes: int | None = None
+    """As many nodes as these pods need, and those that are kept apart: workers may share one. Unset: `waiting`."""
     pending: int = 0
     """Those that have waited for too long."""
     nodes: int = 0
@@ -218,7 +220,9 @@ class CapacityPoolStatus(Status):
     used: int = 0
     """Nodes with a pod of a TrainingJob."""
     waiting: int = 0
-    """Nodes of the pool that pods of TrainingJobs wait for."""
+    """Nodes of the pool that pods of TrainingJobs wait for: each worker for one."""
+    waiting_nodes: int | None = None
+    """As many nodes as these pods need, and those that are kept apart: workers may share one. Unset: `waiting`."""
     startup: MeasuredStartup = MeasuredStartup()
     """Measured start-ups."""
     interruptions: MeasuredInterruptions = MeasuredInterruptions()

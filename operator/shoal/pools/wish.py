@@ -23,7 +23,8 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
     nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
     no_more: Finding | None = None
     if subject.buffer is not None:
-        nodes = max(0, nodes - status.used - status.waiting)
+        coming = status.waiting if status.waiting_nodes is None else status.waiting_nodes
+        nodes = max(0, nodes - status.used - coming)
     ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
     if (other := other_holder(pool, subject, pools)) is not None:
         words = f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"

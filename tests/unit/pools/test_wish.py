@@ -9,7 +9,7 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.capacity_pool_status import UsageSums
+from shoal.api.capacity_pool_status import Recommendation, UsageSums
 from shoal.pools.rules import Memory, Pace, Target, decide
 from shoal.pools.subject import subject_of
 from shoal.pools.wish import wish_of
@@ -134,3 +134,17 @@ def test_a_pool_whose_nodes_lack_their_accelerator_shrinks_and_does_not_grow(
         memory = found.memory
         seen.append(there if found.resize is None else found.resize)
     assert (seen, found.why.reason) == (sizes, reason)
+
+
+@pytest.mark.parametrize(("coming", "units"), [(None, 0), (1, 2), (0, 3)])
+def test_a_buffer_is_beside_the_nodes_that_pods_wait_for_and_not_beside_the_pods(
+    coming: int | None, units: int
+) -> None:
+    """Five workers that were to share one node took five nodes from the buffer."""
+    of = pool(0, **BUFFER)
+    status = of.status.model_copy(
+        update={"recommended": Recommendation(nodes=4), "used": 1, "waiting": 5, "waiting_nodes": coming}
+    )
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    assert wish_of(of.model_copy(update={"status": status}), subject, NOW).nodes == units

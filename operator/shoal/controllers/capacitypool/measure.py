@@ -52,12 +52,17 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     pending = sum(share.pending for share in shares)
     still = stock.still_exhausted(seen, patience)
     nodes = len(seen.nodes) if seen.nodes_readable else before.nodes
+    waiting = sum(share.waiting for share in shares)
+    waiting_nodes = sum(
+        share.waiting if share.waiting_nodes is None else share.waiting_nodes for share in shares
+    )
     status = before.model_copy(
         update={
             "observed_generation": pool.metadata.generation,
             "nodes": nodes,
             "used": min(nodes, sum(share.used for share in shares)),
-            "waiting": sum(share.waiting for share in shares),
+            "waiting": waiting,
+            "waiting_nodes": waiting_nodes if waiting_nodes != waiting else None,
             "unfulfilled": UnfulfilledWaits(waits=before.unfulfilled.waits, pending=pending),
             "out_since": stock.out_since(seen, exhausted=bool(pending) or still),
             "recommended": _recommended(shares, pool.spec.limits.nodes),
@@ -91,12 +96,15 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
         for share in said
         if seen.now - share.at < SILENT or share.used
     ]
+    workers = len(seen.waiting) - seen.servers_waiting
+    more = workers if seen.more_nodes is None else seen.more_nodes
     fresh = OperatorShare(
         operator=seen.operator,
         used=seen.used,
         serving=seen.serving,
         full=seen.full,
-        waiting=len(seen.waiting) - seen.servers_waiting + seen.server_nodes,
+        waiting=workers + seen.server_nodes,
+        waiting_nodes=more + seen.server_nodes if more != workers else None,
         pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
         reason=reason,

@@ -94,6 +94,8 @@ class PoolReconciler:
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
         workers = [since for pod, since, _ in needs if _is_worker(pod)]
+        has = _node_of(pool, self._state.nodes_by_name.get(min(nodes, default="")))
+        more = _nodes_of(filter(_is_worker, in_vain + apart), has)
         servers = [each.spec.requests for each in in_vain if each.place and each.place.role == "ps"]
         return Seen(
             pool=pool,
@@ -105,7 +107,8 @@ class PoolReconciler:
             jobs=members.jobs(name),
             full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
-            worker_nodes=self._worker_nodes(pool, nodes, len(working), in_vain + apart),
+            worker_nodes=self._worker_nodes(pool, has, len(working), more),
+            more_nodes=more,
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
             servers_waiting=len(servers),
@@ -124,22 +127,17 @@ class PoolReconciler:
         found = map(self._state.pools_by_name.get, self._members.rivals(pool.metadata.name) | told)
         return [each for each in found if each is not None]
 
-    def _worker_nodes(self, pool: CapacityPool, nodes: Set[str], working: int, waiting: Iterable[Pod]) -> int:
+    def _worker_nodes(self, pool: CapacityPool, has: Amounts, working: int, more: int) -> int:
         """How many nodes the workers need that jobs have here or, by a plan, are to have.
 
         One each, or as few as have room for what they ask: so an autoscaler counts, and so the scheduler places them.
-        What else runs on the nodes is not seen: for those that wait in vain it is others than there are, and one
-        for each that is not to be beside others: the one that it gets keeps the next away.
+        What else runs on the nodes is not seen: for those that wait in vain it is others than there are: `more`.
         """
-        has = _node_of(pool, self._state.nodes_by_name.get(min(nodes, default="")))
         jobs = [(job, count) for job, count in self._members.counts(pool.metadata.name) if count > 0]
         planned = sum(count for _, count in jobs)
         if not has or not planned:
             return planned
         least = nodes_for((asked for job, n in jobs for asked in [worker_requests(job, pool)] * n), has)
-        workers = [each for each in waiting if _is_worker(each)]
-        vain = [each.spec.requests for each in workers if not kept_apart(each)]
-        more = len(workers) - len(vain) + (nodes_for(vain, has) if vain else 0)
         return min(planned, max(least, working + more))
 
     def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
@@ -162,6 +160,13 @@ class PoolReconciler:
 
 def _is_worker(pod: Pod) -> bool:
     return pod.place is not None and pod.place.role == "worker"
+
+
+def _nodes_of(waiting: Iterable[Pod], has: Amounts) -> int:
+    """How many nodes these workers need; one for each that is kept apart: its node takes none of the others."""
+    workers = list(waiting)
+    vain = [each.spec.requests for each in workers if has and not kept_apart(each)]
+    return len(workers) - len(vain) + (nodes_for(vain, has) if vain else 0)
 
 
 def _node_of(pool: CapacityPool, node: Node | None) -> Amounts:

@@ -30,6 +30,8 @@ class Seen:
     """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
     worker_nodes: int | None = None
     """As many as those workers need, of which several may share one; None: one each."""
+    more_nodes: int | None = None
+    """As many as the workers need that wait for nodes, or are kept apart; None: one each."""
     serving: int = 0
     """Of those used, nodes with parameter servers."""
     apart: int = 0

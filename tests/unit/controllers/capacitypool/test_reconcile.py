@@ -662,3 +662,34 @@ async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_
     of, day = {"has": {"cpu": "8"}, "pool": spec}, timedelta(days=1)
     status = await _look({}, scheduled, {}, 1, containers=gpu, pods=pods, ready=day, **of)
     assert _ready(status)[1] == reason
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("1 Insufficient cpu.", (4, 5, 1)),
+        ("1 node(s) didn't match pod anti-affinity rules.", (6, 5, None)),
+        ("1 Insufficient nvidia.com/gpu.", (4, 5, 1)),
+    ],
+    ids=["share one", "apart", "another resource"],
+)
+async def test_nodes_that_workers_wait_for_are_told_beside_the_workers(
+    words: str, told: tuple[int, int, int | None]
+) -> None:
+    containers = [{"name": "worker", "resources": {"requests": {"cpu": "3"}}}]
+    template = {"spec": {"containers": containers}}
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": f"0/1: {words}"},
+        {"plan": {"pools": {"spot": 20}}},
+        1,
+        running=[("worker", index, "spot-0") for index in range(5)],
+        containers=containers,
+        has=NODE_OF_16,
+        pods=5,
+        workers={"replicas": 20, "maxReplicas": 20, "pools": ["spot"], "template": template},
+        elasticity={"mode": "Auto"},
+        pool={"limits": {"nodes": 40}},
+    )
+    assert (found.recommended.nodes, found.waiting, found.waiting_nodes) == told
+    assert found.shares[0].waiting_nodes == told[2]
