@@ -142,17 +142,13 @@ class LateFiles(Background):
     def _send_one(self, name: str, copy: Path) -> None:
         lost = None
         try:
-            self._plane.uploaded((LATE, int(copy.name)), name, copy)
-        except (Unreachable, OSError) as error:
-            if not isinstance(error, OSError) or error.errno in BUSY:
-                with self._lock:
-                    order = sorted(self.copies, key=name.__eq__)
-                    self.copies = {each: self.copies[each] for each in order}
-                if isinstance(error, OSError):
-                    raise Unreachable(
-                        f"the worker cannot read its copy of {name}: {error.strerror}"
-                    ) from error
-                raise
+            self._upload(name, copy)
+        except Unreachable:
+            with self._lock:
+                order = sorted(self.copies, key=name.__eq__)
+                self.copies = {each: self.copies[each] for each in order}
+            raise
+        except OSError as error:
             lost = error
         with self._lock:
             if self.copies.get(name) != copy:  # it was replaced just now
@@ -161,6 +157,14 @@ class LateFiles(Background):
                 self._plane.leave_out(name, f"its copy on the disk of the worker is lost: {lost.strerror}")
                 self._plane.forget([name])
             _remove([self.copies.pop(name)])
+
+    def _upload(self, name: str, copy: Path) -> None:
+        try:
+            self._plane.uploaded((LATE, int(copy.name)), name, copy)
+        except OSError as error:
+            if error.errno in BUSY:
+                raise Unreachable(f"the worker cannot read its copy of {name}: {error.strerror}") from error
+            raise
 
     def _drop(self, error: Overtaken) -> None:
         """Others run the callbacks now, and have written files of these names, or will."""
