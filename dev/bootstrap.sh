@@ -31,8 +31,9 @@ fi
 mkdir -p build
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 say "installing $(grep -c '^[a-z].*==' lock/dev.txt) Python packages into .venv (1 to 3 minutes the first time)"
-( trap 'kill $!; exit' TERM; while sleep 20 & wait $!; do say "installing Python packages … $((SECONDS - start)) s"; done ) &
-trap "kill $!" EXIT
+( trap 'kill $! 2>/dev/null; exit' TERM; while sleep 20 & wait $!; do say "installing Python packages … $((SECONDS - start)) s"; done ) &
+teller=$!
+trap 'kill "$teller"' EXIT
 if ! .venv/bin/python -m uv --version >/dev/null 2>&1; then
   uv_lock=$(mktemp)
   awk '/^[a-z]/{take=/^uv==/} take' lock/dev.txt >"$uv_lock"
@@ -47,4 +48,6 @@ fi
   || .venv/bin/python -m uv pip install --quiet --python .venv/bin/python --no-deps -e . \
   || .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 rm -f .venv/.locked-*
+trap - EXIT
+kill "$teller"; wait "$teller" || true # so that the last word is the last
 say "installed in $((SECONDS - start)) s"
