@@ -6,11 +6,12 @@ for nodes has no worker whose pod would say it: so its template is asked, and wh
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from pydantic import ValidationError
+
+from shoal.api.base import ObjectMeta, Status
 from shoal.api.json_text import JsonText
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
@@ -20,6 +21,18 @@ from shoal.errors import Unavailable
 PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
 WAIT_SECONDS = 5.0
 """All plans wait for the answer."""
+
+
+class _Class(Status):
+    """The parts of scheduling.k8s.io/v1 PriorityClass that Shoal reads."""
+
+    metadata: ObjectMeta
+    value: int
+    global_default: bool = False
+
+
+class _List(Status):
+    items: tuple[_Class, ...]
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,10 @@ class PriorityClasses:
         """What they are worth now."""
         try:
             answer = await self._transport.request("GET", PATH, timeout=WAIT_SECONDS, urgent=True)
-        except Unavailable:
-            return self._known
-        if answer.ok:
-            self._known = _read(json.loads(answer.body)["items"])
+            if answer.ok:
+                self._known = _priorities(_List.model_validate_json(answer.body))
+        except (Unavailable, ValidationError):  # also of what a proxy says with a 200
+            pass
         return self._known
 
 
@@ -68,7 +81,6 @@ def _named(template: JsonText) -> str:
     return (template.read().get("spec") or {}).get("priorityClassName") or ""
 
 
-def _read(classes: Sequence[Mapping[str, Any]]) -> Priorities:
-    values = {each["metadata"]["name"]: int(each["value"]) for each in classes}
-    defaults = (int(each["value"]) for each in classes if each.get("globalDefault"))
-    return Priorities(values, min(defaults, default=0))
+def _priorities(listed: _List) -> Priorities:
+    values = {each.metadata.name: each.value for each in listed.items}
+    return Priorities(values, min((each.value for each in listed.items if each.global_default), default=0))

@@ -90,7 +90,12 @@ async def test_pods_without_a_class_have_the_default_one() -> None:
     assert await planned(world) == {"low": 1, "none": 3}
 
 
-@pytest.mark.parametrize("fault", [Answer(403, b"{}"), Unavailable("down")])
+NO_LISTS = [b"<html>", b"[]", b'{"items": [{"metadata": {"name": "prod"}}]}']
+
+
+@pytest.mark.parametrize(
+    "fault", [Answer(403, b"{}"), Unavailable("down"), *(Answer(200, body) for body in NO_LISTS)]
+)
 async def test_pods_say_it_where_classes_cannot_be_read(fault: Answer | Exception) -> None:
     world = with_classes()
     world.cluster.fault = lambda _method, path: fault if path == PATH else None
