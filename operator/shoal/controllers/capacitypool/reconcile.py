@@ -131,7 +131,7 @@ class PoolReconciler:
         """How many nodes the workers need that jobs have here or, by a plan, are to have.
 
         One each, or as few as have room for what they ask: so an autoscaler counts, and so the scheduler places them.
-        What else runs on the nodes is not seen: for those that wait in vain it is others than there are: `more`.
+        What else runs on the nodes is not seen. Those that wait in vain need others than there are, `more`.
         """
         jobs = [(job, count) for job, count in self._members.counts(pool.metadata.name) if count > 0]
         planned = sum(count for _, count in jobs)
