@@ -284,8 +284,18 @@ class Witness:
             ended = self._ending.get(uid)
             unwanted = self._unwanted[_owner(pod)].near(write.received)
             if uid in self._ran and not unwanted and (ended is None or ended > write.received):
-                broken.append(f"{write.agent} deleted {write.name}, which worked, at {write.received:%X}")
+                broken.append(
+                    f"{write.agent} deleted {write.name}, which worked, at {write.received:%X.%f}"
+                    f" (seen to end: {f'{ended:%X.%f}' if ended else 'never'}; recorded: {self._record_of(pod)})"
+                )
         return broken
+
+    def _record_of(self, pod: Json) -> Json | None:
+        """What the status of its job says of a server, as it was last seen."""
+        labels, status = pod["metadata"]["labels"], self.jobs.get(_owner(pod), {}).get("status") or {}
+        place = (labels["shoal.dev/role"], int(labels["shoal.dev/index"]))
+        slots: list[Json] = status.get("slots") or []
+        return next((each for each in slots if (each.get("role"), each["index"]) == place), None)
 
     def _pod_at(self, write: Write) -> Json | None:
         """The pod that had the name then: a job that is applied again uses the names of the first one."""

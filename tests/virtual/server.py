@@ -214,9 +214,10 @@ class ApiServer:
         if old is None:
             return _no(404, "NotFound", f'{plural} "{name}" not found')
         if verb == "DELETE":
-            uid = ((body or {}).get("preconditions") or {}).get("uid")
-            if uid not in {None, old["metadata"]["uid"]}:
-                return _no(409, "Conflict", "the UID in the precondition does not match")
+            asked = (body or {}).get("preconditions") or {}
+            for name, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+                if asked.get(name) not in {None, old["metadata"][name]}:
+                    return _no(409, "Conflict", f"the {word} in the precondition does not match")
             self.delete(key, (body or {}).get("gracePeriodSeconds"))
             return _ok(self.objects.get(key, {"kind": "Status", "metadata": {}, **old}))
         if isinstance(body, list) and (body := json_patched(old, body)) is None:

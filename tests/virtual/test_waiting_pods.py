@@ -150,3 +150,32 @@ def test_a_server_that_waits_for_an_exhausted_pool_runs_in_the_next_one_under_a_
             await world.until(lambda: world.job().status.workers.ready == 2, 30, "the workers run")
 
     play(story)
+
+
+def test_a_server_that_runs_stays_though_its_operator_sees_it_wait_and_workers_go_for_a_successor() -> None:
+    """Edited while they waited, and at work since: the server, which was seen to have no node, was deleted."""
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0, step_seconds=1.0)
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await asyncio.sleep(60)
+            waiting = placed(world) | placed(world, "ps")
+            assert set(waiting.values()) == {None}
+            world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
+            world.nodes(6, 3)
+            pods = ("pods", "team")
+            await world.until(
+                lambda: all(world.server.objects[*pods, n]["status"]["phase"] == "Running" for n in waiting)
+            )
+            note = {"metadata": {"annotations": {"note": "changed"}}}
+            world.edit(parameterServers={"template": note}, workers={"replicas": 3, "template": note})
+            await asyncio.sleep(120)
+            assert set(placed(world)) == {f"digits-worker-{number}-1" for number in range(3)}
+            assert set(placed(world, "ps")) == {"digits-ps-0-0"}
+            status = world.job().status
+            assert (status.workers.ready, status.restarts.disruptions, status.restarts.failures) == (3, 0, 0)
+            assert {slot.cause for slot in status.slots} == {""}
+
+    play(story)

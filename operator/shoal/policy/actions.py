@@ -54,11 +54,16 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """DELETE with the uid as precondition. `grace_seconds`: None for the pod's own, 0 for force."""
+    """DELETE with the uid as precondition. `grace_seconds`: None for the pod's own, 0 for force.
+
+    `why`: in a word, for the log. `version`: the resourceVersion, of one that is deleted only if it is as it was seen.
+    """
 
     name: str
     uid: str
     grace_seconds: int | None = None
+    why: str = ""
+    version: str = ""
 
 
 class CreateService(_Sent):

@@ -131,10 +131,11 @@ class Applier:
                 if _waits_as_a_whole(job) and not job.status.finished:
                     await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
-            case DeletePod(name, uid, grace_seconds):
+            case DeletePod(name, uid, grace_seconds, why, version):
                 await self._confirm_node(job, name)
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
-                await objects.delete(job, PODS, name, uid, **options)
+                await objects.delete(job, PODS, name, uid, version, **options)
+                logger.info("%s/%s: %s is deleted: %s", job.metadata.namespace, job.metadata.name, name, why)
             case UpdateService(name, selector, back_from, back_to):
                 await self._confirm_newest(job, answers)
                 for pod in filter(None, (back_to, back_from)):

@@ -122,14 +122,17 @@ class Objects:
         self.refused(job, name, RefusalKind.FORBIDDEN, words, pool)
         return False
 
-    async def delete(self, job: TrainingJob, kind: Kind, name: str, uid: str, **options: Any) -> Answer:
-        """Delete an object, unless another one has its name by now.
+    async def delete(
+        self, job: TrainingJob, kind: Kind, name: str, uid: str, version: str = "", **options: Any
+    ) -> Answer:
+        """Delete an object, unless another one has its name by now. `version`: only if it has this resourceVersion.
 
         Raises:
             Unavailable: another one has its name, or it changed at that moment: its watch says which.
         """
         where = path(job, kind, name)
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
+        asked = {"uid": uid, "resourceVersion": version} if version else {"uid": uid}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": asked, **options}
         answer = await self._transport.request("DELETE", where, body=body, content_type=JSON)
         answer.accept(404)
         if answer.ok and _stays(answer):

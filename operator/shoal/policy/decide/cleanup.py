@@ -15,7 +15,7 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
-from shoal.policy.decide.members import MOVED, OUTDATED, OWN_CAUSES, ByIndex, Member, every
+from shoal.policy.decide.members import MOVED, NEVER_RAN, OUTDATED, OWN_CAUSES, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
@@ -38,7 +38,7 @@ def clean(
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
                 elif each.pod.metadata.name not in kept and _is_due(each, members):
-                    actions.append(_delete(each.pod))
+                    actions.append(_delete(each.pod, each.slot.cause or each.verdict.reason))
     return actions
 
 
@@ -90,7 +90,7 @@ def force(facts: Facts, pod: Pod, outcome: PodOutcome, timers: Timers) -> list[A
         due = deadline + patience
     else:
         return []
-    return [] if timers.pending(due) else [DeletePod(pod.metadata.name, pod.metadata.uid, grace_seconds=0)]
+    return [] if timers.pending(due) else [DeletePod(pod.metadata.name, pod.metadata.uid, 0, "Stuck")]
 
 
 def stuck(facts: Facts) -> list[Action]:
@@ -119,8 +119,10 @@ def give_back(facts: Facts) -> list[Action]:
     return actions
 
 
-def _delete(pod: Pod) -> DeletePod:
-    return DeletePod(pod.metadata.name, pod.metadata.uid)
+def _delete(pod: Pod, why: str) -> DeletePod:
+    """The deletion of a pod; of one that is ended since it never ran, unless it does by now: watches may be late."""
+    meta = pod.metadata
+    return DeletePod(meta.name, meta.uid, why=why, version=meta.resource_version if why in NEVER_RAN else "")
 
 
 def at_the_end(facts: Facts) -> list[Action]:
@@ -129,7 +131,7 @@ def at_the_end(facts: Facts) -> list[Action]:
     if policy == "None":
         return []
     return [
-        _delete(pod)
+        _delete(pod, "Finished")
         for pod in facts.seen.pods
         if not pod.metadata.deletion_timestamp and (policy == "All" or not (pod.ended or pod.ending))
     ]

@@ -19,6 +19,8 @@ TAKEN_BACK = "TakenBack"  # a replacement that is no longer needed
 SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
 OUTDATED = "Outdated"  # it never ran, and would be made otherwise now
 FELL_BACK = "FellBack"  # it waited for a spot node in vain
+NEVER_RAN = frozenset({OUTDATED, FELL_BACK})
+"""Causes that a pod refutes by running."""
 OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK})
 """Causes that are decisions of the operator, which deletes the pod."""
 MOVED = "Moved"
@@ -35,7 +37,7 @@ def is_overdue(pod: Pod, timers: Timers) -> bool:
 
 def leaves_a_gap(last: Slot) -> bool:
     """Whether the next incarnation after this one replaces a lost pod: not after what was given up."""
-    return last.replaces if last.cause in {OUTDATED, FELL_BACK} else last.cause != UNWANTED
+    return last.replaces if last.cause in NEVER_RAN else last.cause != UNWANTED
 
 
 def newest_of(sightings: Iterable[Sighting]) -> dict[int, Sighting]:

@@ -29,6 +29,7 @@ from shoal.policy.decide.in_place import restarted_in_place
 from shoal.policy.decide.members import (
     FELL_BACK,
     MOVED,
+    NEVER_RAN,
     OUTDATED,
     OWN_CAUSES,
     SILENT,
@@ -222,13 +223,13 @@ class _Updater:
         change: dict[str, object] = {}
         if slot.cause == MOVED and self._is_lost(verdict):
             slot = slot.model_copy(update={"cause": "", "ended_at": None})
-        if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OWN_CAUSES:
+        if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OWN_CAUSES - NEVER_RAN:
             if slot.place in self._view.fenced:
                 verdict = Verdict(PodOutcome.LEAVING, SILENT)
                 if slot.cause:
                     change["cause"] = SILENT  # already counted; as SILENT it is deleted without waiting
             elif slot.cause and self._is_withdrawn(slot, pod):
-                if slot.cause != MOVED:
+                if slot.cause not in {MOVED, *NEVER_RAN}:
                     self._counters.withdraw(slot)
                 slot = slot.model_copy(update={"cause": "", "ended_at": None})
         if verdict.outcome is PodOutcome.HEALTHY:
@@ -282,7 +283,7 @@ class _Updater:
         return older is not None and older.active and self._view.hears(older.place)
 
     def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
-        """Whether the notice of a healthy pod no longer holds, and no later incarnation runs.
+        """Whether the reason to end a healthy pod no longer holds, and no later incarnation runs.
 
         Nor, of a parameter server, may one start: its epoch ends that of this one.
         """
@@ -290,6 +291,8 @@ class _Updater:
             return False
         if slot.cause == MOVED:
             return self._wanted.fits(slot)
+        if slot.cause in NEVER_RAN:  # it does: it was seen late; what has a successor by now goes
+            return pod.running and not self._outdated
         # Unreadable nodes prove nothing.
         return not pod.spec.node_name or pod.spec.node_name in self._facts.seen.nodes
 
