@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoal.api.labels import Place
 from shoal.policy.actions import ConfirmAbsent, CreatePod, DeletePod, UpdateService
 from shoal.policy.common.timers import Timers
 from shoal.policy.facts.blip import suspicion
@@ -381,13 +382,25 @@ def test_first_server_that_an_earlier_leader_may_have_made_has_the_next_epoch() 
         "CreatePod digits-ps-1-0",
     }
     first = build.pod("ps", 0, 0)
-    ahead = plan(build.observe(job, first, first_look=True))
+    asks = plan(build.observe(job, first, first_look=True))
+    assert [a.name for a in asks.actions if isinstance(a, ConfirmAbsent)] == ["digits-ps-1-0"]
+    assert [s.index for s in asks.status.slots if s.role == "ps"] == [0]
+    ahead = plan(build.observe(job, first, first_look=True, gone_pods={"digits-ps-1-0": None}))
     assert not [each for each in of_pods(ahead) if "-ps-" in each]
     servers = [(s.index, s.incarnation, s.state) for s in ahead.status.slots if s.role == "ps"]
     assert servers == [(0, 0, "Running"), (1, 1, "Planned")]
     recorded = job.model_copy(update={"status": ahead.status})
     made = plan(build.observe(recorded, first))
     assert [each for each in of_pods(made) if "-ps-" in each] == ["CreatePod digits-ps-1-1"]
+
+
+def test_first_server_that_is_being_made_is_waited_for() -> None:
+    """It was recorded as given up, and deleted at work."""
+    job = build.job()
+    place = Place("ps", 0, 0)
+    seen = plan(build.observe(job, first_look=True, in_flight=frozenset({place})))
+    assert not [a for a in seen.actions if isinstance(a, ConfirmAbsent)]
+    assert not [s for s in seen.status.slots if s.role == "ps"]
 
 
 def test_new_leader_turns_no_service_before_it_has_stored_a_status() -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from shoal import manifests
 from shoal.api.labels import INCARNATION, ROLE, Place, place_in
 from shoal.manifests import names
-from shoal.policy.actions import CreateService, DeleteService, UpdateService
+from shoal.policy.actions import ConfirmAbsent, CreateService, DeleteService, UpdateService
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member, follows_a_loss
@@ -46,21 +46,35 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
 
 def _create(facts: Facts, shard: int, members: list[Member], creator: Creator, *, homeless: bool) -> None:
     last = members[-1] if members else None
-    # An earlier leader may have made one that seems to be gone: its epoch is recorded while that is known.
     may_have_been = last is None and facts.seen.first_look
     if homeless and not may_have_been:
+        return
+    if may_have_been and _ask(facts, shard, creator.actions):
         return
     if (place := creator.next_place(shard, members)) is None:
         return
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:
-        place = place._replace(incarnation=place.incarnation + 1)
-    if may_have_been:
         place = place._replace(incarnation=place.incarnation + 1)
     first = place.incarnation == facts.first_incarnation
     if first or (last is not None and place == last.place):
         creator.create(place, replaces=follows_a_loss(members))
         return
     creator.plan_ahead(place, members, facts.now)
+
+
+def _ask(facts: Facts, shard: int, actions: Actions) -> bool:
+    """Whether a shard's first server is being made or asked for: it may be there, made by another leader or unheard.
+
+    If it is gone, the next epoch is recorded while that is known.
+    """
+    place = Place("ps", shard, facts.first_incarnation)
+    name = names.pod_name(facts.job.metadata.name, place)
+    if place in facts.seen.in_flight:
+        return True
+    if name in facts.seen.gone_pods:
+        return False
+    actions.actions.append(ConfirmAbsent(name))
+    return True
 
 
 def _is_old(facts: Facts, planned: Member) -> bool:
