@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,12 +14,14 @@ _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "": 1.0}
 _UNITS |= {each: 1e3 ** (power + 2) for power, each in enumerate("MGTPE")}
 _UNITS |= {f"{each}i": 1024.0 ** (power + 1) for power, each in enumerate("KMGTPE")}
 _ROUNDED = 1e-9
+_LEAST, _MOST = 1e-9, 2.0**63
+"""Kubernetes rounds what is less up to this, and what is more down: sums and quotients of quantities are numbers."""
 _OF_PODS = ("cpu", "memory", "hugepages-")
 """Of these a pod may say what it asks for as a whole (`IsSupportedPodLevelResource`)."""
 
 
 def quantity(text: object) -> float:
-    """A Kubernetes quantity as a number; 0 for what is none."""
+    """A Kubernetes quantity as a number; 0 for what is none, or is negative."""
     number = str(text)
     unit = number.lstrip("+-.0123456789")
     if unit in _UNITS:
@@ -27,7 +30,7 @@ def quantity(text: object) -> float:
         found = float(number) * _UNITS.get(unit, 1.0)  # else it has an exponent, or is none
     except ValueError:
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return min(max(found, _LEAST), _MOST) if 0.0 < found < math.inf else 0.0
 
 
 def amounts_of(found: object) -> object:
@@ -48,23 +51,25 @@ def requested_by(spec: Mapping[str, Any]) -> Amounts:
         spec: of the pod, with the parts that matter.
 
     """
-    goes_on, most = dict[str, float](), dict[str, float]()
+    total, most = defaultdict[str, float](float), defaultdict[str, float](float)
     for each in _list(spec.get("initContainers")):
-        asked = _asked(each.get("resources"))
-        now = _sum(goes_on, asked)
-        if each.get("restartPolicy") == "Always":
-            goes_on = now
-        most = _max(most, now)
-    total = goes_on
+        for name, amount in _asked(each.get("resources")).items():
+            now = total[name] + amount
+            most[name] = max(most[name], now)
+            if each.get("restartPolicy") == "Always":
+                total[name] = now
     for each in _list(spec.get("containers")):
-        total = _sum(total, _asked(each.get("resources")))
-    total = _max(total, most)
+        for name, amount in _asked(each.get("resources")).items():
+            total[name] += amount
+    for name, amount in most.items():
+        total[name] = max(total[name], amount)
     of_pod: Mapping[str, Any] = spec.get("resources") or {}
     whole = {name: quantity(text) for name, text in (of_pod.get("limits") or {}).items() if name not in total}
     whole |= {name: quantity(text) for name, text in (of_pod.get("requests") or {}).items()}
-    total = total | {name: amount for name, amount in whole.items() if name.startswith(_OF_PODS)}
-    overhead = {name: quantity(text) for name, text in (spec.get("overhead") or {}).items()}
-    return tuple(sorted(_sum(total, overhead).items()))
+    total |= {name: amount for name, amount in whole.items() if name.startswith(_OF_PODS)}
+    for name, text in (spec.get("overhead") or {}).items():
+        total[name] += quantity(text)
+    return tuple(sorted(total.items()))
 
 
 def _list(found: object) -> list[Mapping[str, Any]]:
@@ -76,14 +81,6 @@ def _asked(resources: Mapping[str, Any] | None) -> dict[str, float]:
     found = resources or {}
     asked = {**(found.get("limits") or {}), **(found.get("requests") or {})}
     return {name: quantity(text) for name, text in asked.items()}
-
-
-def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one.keys() | other.keys()}
-
-
-def _max(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
 
 
 def part_of(asked: Amounts, has: Amounts) -> float:
@@ -104,12 +101,17 @@ def fits(asked: Amounts, has: Amounts) -> bool:
     return part_of(asked, has) <= 1.0 + _ROUNDED
 
 
-def nodes_for(pods: Iterable[Amounts], has: Amounts) -> int:
-    """How many nodes these pods need, as many of one kind on each as it has room for; at least 1."""
-    parts = [part for each in pods if (part := part_of(each, has))]
-    return max(
-        1, math.ceil(sum(1.0 / max(1, math.floor(1.0 / part + _ROUNDED)) for part in parts) - _ROUNDED)
-    )
+def nodes_for(pods: Mapping[Amounts, int], has: Amounts) -> int:
+    """How many nodes these pods need, as many of one kind on each as it has room for; at least 1.
+
+    Args:
+        pods: how many there are of those that ask for so much.
+        has: a node.
+
+    """
+    parts = ((part, count) for asked, count in pods.items() if (part := part_of(asked, has)))
+    needed = sum(count / max(1, math.floor(1.0 / part + _ROUNDED)) for part, count in parts)
+    return max(1, math.ceil(needed - _ROUNDED))
 
 
 def left_of(has: Amounts, pods: Iterable[Amounts]) -> Amounts:

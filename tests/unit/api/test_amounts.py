@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from decimal import Decimal
 
 import pytest
@@ -30,11 +31,13 @@ UNITS = {
 
 @given(st.decimals(0, 10**6, places=3), st.sampled_from(sorted(UNITS)))
 def test_quantity_has_the_value_that_kubernetes_gives_it(number: Decimal, unit: str) -> None:
-    assert quantity(f"{number}{unit}") == pytest.approx(float(number * Decimal(10) ** UNITS[unit]))
+    value = float(number * Decimal(10) ** UNITS[unit])
+    assert quantity(f"{number}{unit}") == pytest.approx(min(max(value, 1e-9), 2.0**63) if value else 0.0)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("3920m", 3.92), ("16Ki", 16384), ("2Gi", 2**31), (".5", 0.5), (4, 4), ("nan", 0), ("x", 0)]
+    ("text", "value"), [("3920m", 3.92), ("16Ki", 16384), ("2Gi", 2**31), (".5", 0.5), (4, 4), ("nan", 0), ("x", 0),
+    ("-5", 0), ("1e400", 0)]
 )  # fmt: skip
 def test_quantity_of_any_form(text: object, value: float) -> None:
     assert quantity(text) == value
@@ -43,6 +46,12 @@ def test_quantity_of_any_form(text: object, value: float) -> None:
 def pod(*resources: object) -> Pod:
     containers = [{"name": "c", "resources": each} for each in resources]
     return Pod.model_validate({"metadata": {"name": "p"}, "spec": {"containers": containers}})
+
+
+def test_sum_of_what_containers_ask_for_is_a_number_however_large_they_are() -> None:
+    """A part of a node without limit was none, and ended the look at its pool."""
+    asked = pod(*[{"requests": {"memory": "1" + "0" * 308}}] * 16).spec.requests
+    assert nodes_for({asked: 1}, (("memory", float("inf")),)) == 1
 
 
 def node(**has: str) -> Node:
@@ -110,6 +119,8 @@ def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:
 @pytest.mark.parametrize(
     ("cores", "has", "nodes"),
     [
+        (["1e-320"] * 20, {"cpu": "4"}, 1),
+        (["1e308"] * 20, {"cpu": "4"}, 20),
         (["1"] * 20, {"cpu": "3920m"}, 7),
         (["2"] * 20, {"cpu": "3920m"}, 20),
         (["100m"] * 20, {"cpu": "2"}, 1),
@@ -119,6 +130,8 @@ def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:
         (["8"] * 2, {"cpu": "4"}, 2),
     ],
     ids=[
+        "next to nothing",
+        "more than there is anywhere",
         "three on a node",
         "one on a node",
         "all on one",
@@ -132,4 +145,4 @@ def test_pods_need_as_few_nodes_as_have_room_for_them(
     cores: list[str], has: dict[str, str], nodes: int
 ) -> None:
     asked = [pod({"requests": {"cpu": each}}).spec.requests for each in cores]
-    assert nodes_for(asked, node(**has).status.allocatable) == nodes
+    assert nodes_for(Counter(asked), node(**has).status.allocatable) == nodes

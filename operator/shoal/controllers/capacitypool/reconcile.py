@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 from functools import partial
 
-from shoal.api.amounts import Amounts, nodes_for
+from shoal.api.amounts import nodes_for
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Pod
+from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
+from shoal.controllers.capacitypool.needed import nodes_of, planned_nodes, rooms_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.problems import problem_of
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
-from shoal.manifests.pods import GPU, worker_requests
-from shoal.policy.facts.waits import NO_NODES, Rooms, Wait, is_full, kept_apart
+from shoal.policy.facts.waits import NO_NODES, Rooms, Wait, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
@@ -58,8 +59,10 @@ class PoolReconciler:
         self._nodes_readable = nodes_readable
         self._on_change = on_change
         self._rest = rest
+        self._asked = Asked()
         self._members = Members(lambda name: state.wake(CapacityPool.PLURAL, ("", name)))
         state.on_job.append(self._members.see_job)
+        state.on_gone.append(self._asked.forget)
         state.on_node.append(self._members.see_node)
         state.on_pool.append(self._members.see_pool)
 
@@ -94,9 +97,10 @@ class PoolReconciler:
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
         workers = [since for pod, since, _ in needs if _is_worker(pod)]
-        has = _node_of(pool, self._state.nodes_by_name.get(min(nodes, default="")))
-        more = _nodes_of(filter(_is_worker, in_vain + apart), has)
-        servers = [each.spec.requests for each in in_vain if each.place and each.place.role == "ps"]
+        first = self._state.nodes_by_name.get(min(nodes, default=""))
+        has = rooms_of(pool, [first] if first is not None else [])
+        more = nodes_of(filter(_is_worker, in_vain + apart), has)
+        servers = Counter(each.spec.requests for each in in_vain if not _is_worker(each))
         return Seen(
             pool=pool,
             now=now,
@@ -107,11 +111,15 @@ class PoolReconciler:
             jobs=members.jobs(name),
             full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
-            worker_nodes=self._worker_nodes(pool, has, len(working), more),
+            worker_nodes=planned_nodes(
+                ((self._asked.of(job, pool), count) for job, count in members.counts(name) if count > 0),
+                has,
+                len(working) + more,
+            ),
             more_nodes=more,
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
-            servers_waiting=len(servers),
+            servers_waiting=servers.total(),
             server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
             problem=problem_of(
                 pool, found, now, trains=bool(working), waits_since=min(workers, default=None)
@@ -127,19 +135,6 @@ class PoolReconciler:
         found = map(self._state.pools_by_name.get, self._members.rivals(pool.metadata.name) | told)
         return [each for each in found if each is not None]
 
-    def _worker_nodes(self, pool: CapacityPool, has: Amounts, working: int, more: int) -> int:
-        """How many nodes the workers need that jobs have here or, by a plan, are to have.
-
-        One each, or as few as have room for what they ask: so an autoscaler counts, and so the scheduler places them.
-        What else runs on the nodes is not seen. Those that wait in vain need others than there are, `more`.
-        """
-        jobs = [(job, count) for job, count in self._members.counts(pool.metadata.name) if count > 0]
-        planned = sum(count for _, count in jobs)
-        if not has or not planned:
-            return planned
-        least = nodes_for((asked for job, n in jobs for asked in [worker_requests(job, pool)] * n), has)
-        return min(planned, max(least, working + more))
-
     def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
         """How many of the nodes with servers alone have no room for a worker like those that run or wait.
 
@@ -150,34 +145,15 @@ class PoolReconciler:
         workers = {each.spec.requests for each in (*there, *waiting) if _is_worker(each)}
         if not workers:
             name = pool.metadata.name
-            jobs = (job for job in self._state.jobs.all() if name in job.spec.workers.pools)
-            workers = {
-                worker_requests(job, pool) for job in jobs if job.spec.ours and not job.status.finished
-            }
+            named = (job for job in self._state.jobs.all() if name in job.spec.workers.pools)
+            jobs = (job for job in named if job.spec.ours and not job.status.finished)
+            workers = {asked for job in jobs if (asked := self._asked.of(job, pool)) is not None}
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
 
 
 def _is_worker(pod: Pod) -> bool:
     return pod.place is not None and pod.place.role == "worker"
-
-
-def _nodes_of(waiting: Iterable[Pod], has: Amounts) -> int:
-    """How many nodes these workers need; one for each that is kept apart: its node takes none of the others."""
-    workers = list(waiting)
-    vain = [each.spec.requests for each in workers if has and not kept_apart(each)]
-    return len(workers) - len(vain) + (nodes_for(vain, has) if vain else 0)
-
-
-def _node_of(pool: CapacityPool, node: Node | None) -> Amounts:
-    """What a node of a pool has: as one of them says, else as the pool does; empty: nobody knows."""
-    if node is not None and node.status.allocatable:
-        return node.status.allocatable
-    spec = pool.spec
-    if not spec.cores:
-        return ()
-    gpus = spec.accelerator.count if spec.accelerator is not None else 0
-    return ("cpu", spec.cores), (GPU, float(gpus)), ("ephemeral-storage", math.inf), ("memory", math.inf)
 
 
 def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -253,6 +254,59 @@ async def test_nodes_that_servers_fill_are_told_before_a_worker_is_there(
         {}, scheduled, {}, nodes=2, running=running, pods=0, containers=held, has=has, workers=workers
     )
     assert sum(each.full for each in status.shares) == full
+
+
+HUGE = "1" + "0" * 308
+UNREAD: dict[str, tuple[Any, int]] = {
+    "overhead is text": ({"overhead": "x"}, 3),
+    "resources are text": ({"resources": "x"}, 3),
+    "requests are a list": ({"resources": {"requests": ["cpu"]}}, 3),
+    "too deep": ({"volumes": json.loads("[" * 250 + "]" * 250)}, 3),
+    "too much to add up": (
+        {"containers": [{"name": f"c{i}", "resources": {"requests": {"memory": HUGE}}} for i in range(16)]},
+        3,
+    ),
+    "next to nothing": (
+        {
+            "containers": [
+                {"name": "worker", "resources": {"requests": {"cpu": "1e-320", "memory": "1e-320"}}}
+            ]
+        },
+        1,
+    ),
+}
+"""Templates, and the nodes of two workers of each beside two others, which share one."""
+
+
+@pytest.mark.parametrize(("template", "nodes"), UNREAD.values(), ids=UNREAD)
+@pytest.mark.parametrize("role", ["worker", "ps"])
+async def test_template_that_nobody_can_read_is_of_no_concern_to_other_jobs_of_its_pool(
+    template: Any, nodes: int, role: RoleName
+) -> None:
+    """Whoever may edit a job had the status of a shared pool stand still for all."""
+    fleet, serves = Fleet(), role == "ps"
+    node = build.node_manifest("spot-0")
+    node["status"]["allocatable"] = NODE_OF_16
+    fleet.state.nodes.put(Node.model_validate(node))
+    fleet.state.pods.put(Pod.model_validate(build.pod_manifest(role, 0, node="spot-0")))
+    theirs = build.job_manifest(workers={"replicas": 2, "pools": ["spot"], "template": {"spec": template}})
+    theirs["metadata"] |= {"name": "theirs", "uid": "theirs"}
+    slots = [{"role": "worker", "index": i, "state": "Running", "pool": "spot"} for i in range(2)]
+    theirs["status"] = {"slots": [] if serves else slots}
+    fleet.state.jobs.put(TrainingJob.model_validate(theirs))
+    fleet.plan(0 if serves else 2)
+    await fleet.look(("", "spot"))
+    assert (fleet.recommended, fleet.status.used) == (1 if serves else nodes, 1)
+
+
+async def test_what_a_job_asks_for_is_forgotten_when_it_is_gone() -> None:
+    fleet = Fleet()
+    fleet.plan(2)
+    await fleet.look(("", "spot"))
+    [job] = fleet.state.jobs.all()
+    assert list(fleet.look._asked._known) == [job.metadata.uid]
+    fleet.state.jobs.drop(job.metadata.uid)
+    assert fleet.look._asked._known == {}
 
 
 class Fleet:
