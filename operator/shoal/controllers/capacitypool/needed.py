@@ -1,6 +1,7 @@
 """How many nodes pods need, of which several may share one: pure.
 
-What else runs on the nodes is not seen: pods that wait in vain for what they do not have correct that.
+What else runs on the nodes is not seen, and one whose driver is not up yet has less than it will: so it is the fewest
+that what any of them has allows. Pods that wait in vain for what the nodes do not have correct that.
 """
 
 from __future__ import annotations

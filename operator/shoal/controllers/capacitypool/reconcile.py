@@ -97,8 +97,7 @@ class PoolReconciler:
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
         workers = [since for pod, since, _ in needs if _is_worker(pod)]
-        first = self._state.nodes_by_name.get(min(nodes, default=""))
-        has = rooms_of(pool, [first] if first is not None else [])
+        has = rooms_of(pool, found)
         more = nodes_of(filter(_is_worker, in_vain + apart), has)
         servers = Counter(each.spec.requests for each in in_vain if not _is_worker(each))
         return Seen(

@@ -543,7 +543,8 @@ async def _look(
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
 
-    `server`: when a parameter server elsewhere got its node. `ready`: for how long its own nodes have been.
+    `has`: what each node has, or each of them. `server`: when a parameter server elsewhere got its node. `ready`: for
+    how long its own nodes have been.
     """
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
@@ -564,7 +565,7 @@ async def _look(
     )
     for number in range(nodes):
         node = build.node_manifest(f"spot-{number}")
-        node["status"]["allocatable"] = has or {}
+        node["status"]["allocatable"] = has[number] if isinstance(has, list) else has or {}
         if ready is not None:
             node["metadata"]["creationTimestamp"] = build.stamp(build.NOW - ready)
         state.nodes.put(Node.model_validate(node))
@@ -642,6 +643,39 @@ async def test_workers_of_a_plan_ask_for_as_few_nodes_as_have_room_for_them(
     )
     assert found.recommended.nodes == recommended
     assert ("several of them on a node" in found.recommended.reason) == (recommended < 4)
+
+
+NODE_OF_4_GPUS = {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": "4"}
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        [NODE_OF_4_GPUS] * 4,
+        [NODE_OF_4_GPUS] * 3 + [NODE_OF_16],
+        [NODE_OF_16] + [NODE_OF_4_GPUS] * 3,
+        [{}] + [NODE_OF_4_GPUS] * 3,
+    ],
+    ids=["all alike", "the last", "the first", "the first says nothing"],
+)
+async def test_node_whose_driver_is_not_up_yet_does_not_have_a_node_bought_for_each_worker(has: Any) -> None:
+    """It was asked alone if its name came first: a spot node was replaced, and twelve others were bought."""
+    containers = [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+    template = {"spec": {"containers": containers}}
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "True"},
+        {"plan": {"pools": {"spot": 16}}},
+        4,
+        running=[("worker", index, f"spot-{1 + index // 4}") for index in range(12)],
+        containers=containers,
+        has=has,
+        pods=0,
+        workers={"replicas": 16, "maxReplicas": 16, "pools": ["spot"], "template": template},
+        elasticity={"mode": "Auto"},
+        pool={"limits": {"nodes": 40}},
+    )
+    assert found.recommended.nodes == 4
 
 
 @pytest.mark.parametrize(("cores", "recommended"), [(None, 4), (2, 1), (1, 2)])
