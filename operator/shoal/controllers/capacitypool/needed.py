@@ -16,6 +16,9 @@ from shoal.api.kube import Node, Pod
 from shoal.manifests.pods import GPU
 from shoal.policy.facts.waits import kept_apart
 
+UNTOLD: Set[Amounts] = frozenset({()})
+"""A node that does not say what it has: until one does, it may have room for all."""
+
 
 def rooms_of(pool: CapacityPool, nodes: Iterable[Node]) -> Set[Amounts]:
     """What nodes of a pool have: as they say, else as the pool does; empty: nobody knows."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from datetime import datetime
 from functools import partial
+from itertools import filterfalse
 
-from shoal.api.amounts import nodes_for
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
@@ -15,7 +14,7 @@ from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
-from shoal.controllers.capacitypool.needed import nodes_of, planned_nodes, rooms_of
+from shoal.controllers.capacitypool.needed import UNTOLD, nodes_of, planned_nodes, rooms_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.problems import problem_of
 from shoal.controllers.capacitypool.seen import Seen
@@ -99,7 +98,7 @@ class PoolReconciler:
         workers = [since for pod, since, _ in needs if _is_worker(pod)]
         has = rooms_of(pool, found)
         more = nodes_of(filter(_is_worker, in_vain + apart), has)
-        servers = Counter(each.spec.requests for each in in_vain if not _is_worker(each))
+        servers = nodes_of(filterfalse(_is_worker, in_vain + apart), has or UNTOLD)
         return Seen(
             pool=pool,
             now=now,
@@ -118,8 +117,8 @@ class PoolReconciler:
             more_nodes=more,
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
-            servers_waiting=servers.total(),
-            server_nodes=min(nodes_for(servers, room) for room in rooms.empty or {()}) if servers else 0,
+            servers_waiting=sum(not _is_worker(each) for each in in_vain),
+            server_nodes=servers,
             problem=problem_of(
                 pool, found, now, trains=bool(working), waits_since=min(workers, default=None)
             ),

@@ -41,7 +41,8 @@ class Seen:
     servers_waiting: int = 0
     """Of those waiting, parameter servers: no plan counts their nodes."""
     server_nodes: int = 0
-    """As many as those need, if they share them; one, while nobody knows what a node has room for."""
+    """As many as those need and the ones that are kept apart, if they share them; one, while nobody knows what a node
+    has room for."""
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: OlderPool | None = None

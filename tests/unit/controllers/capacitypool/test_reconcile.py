@@ -163,6 +163,39 @@ async def test_parameter_servers_that_wait_together_ask_for_as_few_nodes_as_have
     assert status.recommended.reason == f"{recommended} for parameter servers"
 
 
+@pytest.mark.parametrize(
+    ("words", "pods", "recommended"),
+    [
+        ("didn't match pod anti-affinity rules", 1, 2),
+        ("didn't match pod topology spread constraints", 3, 4),
+        ("had untolerated taint {a: b}", 3, 1),
+    ],
+)
+async def test_parameter_servers_that_are_not_to_be_beside_each_other_ask_for_a_node_each(
+    words: str, pods: int, recommended: int
+) -> None:
+    """The second waited for ever, and so did its job: no plan counts the nodes of servers."""
+    status = await _look(
+        {},
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": LET_GO,
+            "message": f"0/1 nodes are available: 1 node(s) {words}.",
+        },
+        {},
+        1,
+        role="ps",
+        running=[("ps", 0, "spot-0")],
+        containers=[{"name": "ps", "resources": {"requests": {"cpu": "1"}}}],
+        has=NODE_OF_16,
+        pods=pods,
+    )
+    assert status.recommended.nodes == recommended
+    assert status.waiting == recommended - 1
+    assert _told(status)[1] == "False"
+
+
 async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -> None:
     """A pool does not shrink while it has one: it would not say which node goes."""
     runs = {"type": "PodScheduled", "status": "True"}
