@@ -7,11 +7,15 @@ from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
-from shoal.api.kube import Node
+from shoal.api.kube import Node, Pod
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import sums_of
 from shoal.manifests.pods import GPU, NVIDIA
+from shoal.policy.facts.waits import Wait
 from shoal.sizing.accelerators import catalogue
+
+_LACKS, _LACKS_GPU = "Insufficient ", f"Insufficient {GPU}"
+"""In the scheduler's words."""
 
 
 def problem_of(
@@ -24,7 +28,7 @@ def problem_of(
 ) -> tuple[str, str] | None:
     """What is wrong, and what to change.
 
-    `nodes`: of the pool; `trains`: one of them has a worker. `waits_since`: since when a worker waits for a node of it.
+    `nodes`: of the pool; `trains`: one of them has a worker. `waits_since`: see `wants_gpus_since`.
     """
     spec = pool.spec
     if not spec.node_selector:
@@ -45,6 +49,26 @@ def problem_of(
     if spec.price is None:
         return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
     return None
+
+
+def wants_gpus_since(
+    pool: CapacityPool, needs: Iterable[tuple[Pod, datetime, Wait | None]]
+) -> datetime | None:
+    """Since when pods wait that a node of the pool lacks nothing but its accelerators for.
+
+    Another one, which is as the pool says, would have come for them, and taken them. What waits for anything else says
+    nothing of the nodes: whoever may create jobs would switch off a pool of which one node has failed. `needs`: its
+    pods without a node, since when they wait, and for what.
+    """
+    count = pool.spec.accelerator.count if pool.spec.accelerator is not None else 0
+    lacks = (
+        since
+        for pod, since, wait in needs
+        if wait is not Wait.SERVER
+        and 0 < dict(pod.spec.requests).get(GPU, 0.0) <= count
+        and 0 < pod.unschedulable_words.count(_LACKS) == pod.unschedulable_words.count(_LACKS_GPU)
+    )
+    return min(lacks, default=None)
 
 
 def _lack(

@@ -16,7 +16,7 @@ from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.needed import UNTOLD, nodes_of, planned_nodes, rooms_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
-from shoal.controllers.capacitypool.problems import problem_of
+from shoal.controllers.capacitypool.problems import problem_of, wants_gpus_since
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState, Key
@@ -95,7 +95,6 @@ class PoolReconciler:
         waits = [(pod, since) for pod, since, wait in needs if wait is Wait.NODE]
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
-        workers = [since for pod, since, _ in needs if _is_worker(pod)]
         has = rooms_of(pool, found)
         more = nodes_of(filter(_is_worker, in_vain + apart), has)
         servers = nodes_of(filterfalse(_is_worker, in_vain + apart), has or UNTOLD)
@@ -120,7 +119,7 @@ class PoolReconciler:
             servers_waiting=sum(not _is_worker(each) for each in in_vain),
             server_nodes=servers,
             problem=problem_of(
-                pool, found, now, trains=bool(working), waits_since=min(workers, default=None)
+                pool, found, now, trains=bool(working), waits_since=wants_gpus_since(pool, needs)
             ),
             overlaps=older_overlap(pool, self._rivals(pool), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),

@@ -768,20 +768,44 @@ async def test_workers_that_fit_on_no_node_ask_for_none_though_they_are_kept_apa
     assert found.recommended.nodes == 1
 
 
-@pytest.mark.parametrize(("pods", "reason"), [(0, "Valid"), (1, "NodesLackAccelerator")])
-async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_it(
-    pods: int, reason: str
+LACKS_GPU = "1 Insufficient nvidia.com/gpu."
+
+
+@pytest.mark.parametrize(
+    ("pods", "words", "asks", "zone", "reason"),
+    [
+        (0, LACKS_GPU, "1", "Any", "Valid"),
+        (1, LACKS_GPU, "1", "Any", "NodesLackAccelerator"),
+        (1, LACKS_GPU, "1", "Same", "Valid"),
+        (1, "1 node(s) didn't match pod affinity rules.", "1", "Same", "Valid"),
+        (1, "1 node(s) didn't match Pod's node affinity/selector.", "1", "Any", "Valid"),
+        (1, "1 Insufficient cpu, 1 Insufficient nvidia.com/gpu.", "1", "Any", "Valid"),
+        (1, LACKS_GPU, "64", "Any", "Valid"),
+        (1, "1 Insufficient a.b/c.", "1", "Any", "Valid"),
+        (1, "", "1", "Any", "Valid"),
+    ],
+    ids=[
+        *("nobody waits", "a worker", "for its server", "in its server's words", "for other labels"),
+        *("for more CPU, too", "for more than the pool says", "for another device", "for a scheduler"),
+    ],
+)
+async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_it_for_that_alone(
+    pods: int, words: str, asks: str, zone: str, reason: str
 ) -> None:
-    scheduled = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": LET_GO,
-        "message": "0/1: 1 Insufficient a/b.",
-    }
-    gpu = [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
-    spec = {"accelerator": {"name": "T4"}, "startupSeconds": 60}
-    of, day = {"has": {"cpu": "8"}, "pool": spec}, timedelta(days=1)
-    status = await _look({}, scheduled, {}, 1, containers=gpu, pods=pods, ready=day, **of)
+    """Who may create a job had a pool of 16 switched off for all with its one failed node."""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO}
+    status = await _look(
+        {},
+        {**scheduled, "message": f"0/1 nodes are available: {words}" if words else ""},
+        {},
+        1,
+        containers=[{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": asks}}}],
+        pods=pods,
+        ready=timedelta(days=1),
+        has={"cpu": "8"},
+        pool={"accelerator": {"name": "T4"}, "startupSeconds": 60, "limits": {"nodes": 16}},
+        workers={"replicas": 1, "pools": ["spot"], "zonePolicy": zone},
+    )
     assert _ready(status)[1] == reason
 
 
