@@ -16,6 +16,7 @@ from datetime import timedelta
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool_status import (
+    LACKS_ACCELERATOR,
     SILENT,
     CapacityPoolStatus,
     MeasuredInterruptions,
@@ -157,12 +158,17 @@ def _interruptions(total: Sums) -> MeasuredInterruptions:
 
 
 def _wanted(seen: Seen) -> tuple[int, str]:
-    """The nodes that the jobs that are seen have, or are to have, and whose they are."""
-    most = sorted(seen.held.items(), key=lambda item: (-item[1], item[0]))
+    """The nodes that the jobs that are seen have, or are to have, and whose they are.
+
+    No worker is to have one that lacks its accelerator: it costs, and the next one, once it is gone, may be good.
+    """
+    lacks = seen.problem is not None and seen.problem[0] == LACKS_ACCELERATOR
+    held = {} if lacks else seen.held
+    most = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
     words = [", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS]) + more]
-    planned, working = sum(seen.held.values()), seen.used - seen.apart
-    needed = planned if seen.worker_nodes is None else seen.worker_nodes
+    planned, working = sum(held.values()), seen.used - seen.apart
+    needed = planned if seen.worker_nodes is None else min(planned, seen.worker_nodes)
     if needed < planned:
         words.append("several of them on a node")
     if working > planned:

@@ -809,6 +809,29 @@ async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_
     assert _ready(status)[1] == reason
 
 
+@pytest.mark.parametrize(("servers", "recommended"), [(0, 0), (1, 1)])
+async def test_nodes_that_lack_their_accelerator_go_though_a_job_has_no_other_pool(
+    servers: int, recommended: int
+) -> None:
+    """Its plan goes on: four broken nodes were paid until a person came, and no next one was tried."""
+    running: list[tuple[RoleName, int, str]] = [("ps", index, f"spot-{index}") for index in range(servers)]
+    status = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": f"0/4: {LACKS_GPU}"},
+        {"plan": {"pools": {"spot": 4}}},
+        4,
+        running=running,
+        containers=[{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        pods=4,
+        ready=timedelta(days=1),
+        has={"cpu": "8"},
+        pool={"accelerator": {"name": "T4"}},
+        workers={"replicas": 4, "maxReplicas": 4, "pools": ["spot"]},
+        elasticity={"mode": "Auto"},
+    )
+    assert (_ready(status)[1], status.recommended.nodes) == ("NodesLackAccelerator", recommended)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
