@@ -67,7 +67,7 @@ def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
     """
     status = seen.pool.status
     tried_again = status.out_since is not None and status.exhausted is None
-    known = status.stock.known_until if status.out_since is None else None
+    known = _known_until(seen) if status.out_since is None else None
     had = max(filter(None, (seen.newest, known)), default=None)
     least = patience * LATE if tried_again else patience
     young = (since for since in seen.waiting if seen.now - since <= least + LONGEST)
@@ -134,6 +134,12 @@ def is_due(seen: Seen) -> bool:
     return _was(seen.pool.status) is not None and seen.now - until >= COUNTED
 
 
+def _known_until(seen: Seen) -> datetime | None:
+    """Up to when it is known that there were nodes, or none; not if a clock said so that was ahead."""
+    known = seen.pool.status.stock.known_until
+    return None if known is None or _is_ahead(seen, known) else known
+
+
 def _came_after(seen: Seen, until: datetime) -> bool:
     """Whether a machine has come that no write has seen yet."""
     return seen.newest is not None and until < seen.newest <= seen.now
@@ -162,7 +168,8 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
     since = old.counted_until if old.counted_until and not _is_ahead(seen, old.counted_until) else now
     passed = max(now - since, timedelta())
     was = (_was(before) or ("Stocked" if _came_after(seen, since) else None)) if passed <= UNWATCHED else None
-    undecided = max(now - min(old.known_until or since, since), timedelta())
+    known_until = _known_until(seen)
+    undecided = max(now - min(known_until or since, since), timedelta())
     out = passed if was == "Out" else timedelta()
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None
@@ -179,7 +186,7 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
         out_seconds=added(old.out_seconds, out.total_seconds()),
         outs=added(old.outs, float(ran_out)),
         counted_until=max(now, since),
-        known_until=max(now, since) if was or ran_out else old.known_until,
+        known_until=max(now, since) if was or ran_out else known_until,
     )
 
 

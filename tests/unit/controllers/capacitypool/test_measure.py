@@ -955,6 +955,23 @@ def test_a_leader_whose_clock_was_ahead_leaves_a_pool_as_it_was_and_is_counted_o
     assert share.at <= NOW + timedelta(minutes=116), "it is said again that the operator runs"
 
 
+@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(minutes=9), timedelta(days=5)])
+def test_a_pool_is_exhausted_though_a_clock_was_ahead_when_its_nodes_went(ahead: timedelta) -> None:
+    """There had been nodes until five days later: jobs waited beside it for as long."""
+    status, gone = None, NOW + timedelta(minutes=20)
+    for minutes in range(0, 20, 5):
+        at = NOW + ahead + timedelta(minutes=minutes)
+        status = measure(seen(pool(status), nodes=[node()], used=1, now=at))
+    # The pods of the nodes that went wait, and then another one leads.
+    status = measure(seen(pool(status), waiting=[gone + ahead], now=gone + ahead + timedelta(seconds=20)))
+    for minutes in range(1, 13):
+        status = measure(seen(pool(status), waiting=[gone], now=gone + timedelta(minutes=minutes)))
+    assert condition(status, "Exhausted") == ("True", "NoNodes")
+    known = status.stock.known_until
+    assert known is not None
+    assert known <= gone + timedelta(minutes=13)
+
+
 def test_a_node_that_comes_after_a_clock_was_ahead_is_no_start() -> None:
     """It had come 30 days before anybody waited for it, squared."""
     out = measure(seen(pool(), waiting=(waiting(1000.0),), now=NOW)).model_copy(
