@@ -14,7 +14,7 @@ from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
-from shoal.controllers.capacitypool.needed import UNTOLD, nodes_of, planned_nodes, rooms_of
+from shoal.controllers.capacitypool.needed import nodes_of, planned_nodes, room_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.problems import problem_of, wants_gpus_since
 from shoal.controllers.capacitypool.seen import Seen
@@ -95,9 +95,9 @@ class PoolReconciler:
         waits = [(pod, since) for pod, since, wait in needs if wait is Wait.NODE]
         in_vain = [pod for pod, _ in waits]
         apart = [pod for pod, _, wait in needs if wait is Wait.APART]
-        has = rooms_of(pool, found)
+        has = room_of(pool, found)
         more = nodes_of(filter(_is_worker, in_vain + apart), has)
-        servers = nodes_of(filterfalse(_is_worker, in_vain + apart), has or UNTOLD)
+        servers = nodes_of(filterfalse(_is_worker, in_vain + apart), has, tries_one=True)
         return Seen(
             pool=pool,
             now=now,
