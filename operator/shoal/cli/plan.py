@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.sizing.fleet.problems import JobProblem
     from shoal.sizing.fleet.values import FleetJob
-    from shoal.sizing.plan.planner import Plan
+    from shoal.sizing.plan.answer import Plan
 
 __all__ = ["NO_PLAN", "plan", "show"]
 

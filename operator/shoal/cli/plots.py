@@ -15,7 +15,7 @@ from shoal.errors import UsageError
 from shoal.sizing.plan.explain import fleet
 
 if TYPE_CHECKING:
-    from shoal.sizing.plan.planner import Plan
+    from shoal.sizing.plan.answer import Plan
     from shoal.sizing.simulate.calibrate import Calibration
     from shoal.sizing.simulate.summary import Result
 

@@ -12,7 +12,7 @@ from shoal.cli.cluster import console as wide_console
 from shoal.sizing.plan.explain import duration, fleet, money
 
 if TYPE_CHECKING:
-    from shoal.sizing.plan.planner import Plan
+    from shoal.sizing.plan.answer import Plan
     from shoal.sizing.simulate.summary import Result
 
 __all__ = ["show_plan", "show_simulation"]

@@ -17,9 +17,9 @@ from benchmarks.spotdnn import DATA, Network, SpotDnn, main
 from benchmarks.spotdnn import published as model
 from shoal.errors import UsageError
 from shoal.sizing.plan import LossWork, Objective, Pool, Problem, plan
+from shoal.sizing.plan.as_good import AS_GOOD
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.local import local_search
-from shoal.sizing.plan.planner import AS_GOOD
 from shoal.sizing.plan.search import exact_search, search
 
 ROWS = json.loads((DATA / "plans.json").read_text())["rows"]

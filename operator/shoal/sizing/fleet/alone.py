@@ -16,9 +16,10 @@ from shoal.sizing.fleet.answers import answer_of, unplanned
 from shoal.sizing.fleet.kept import Asked, Choice, Kept, choice_of
 from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.explain import duration, fleet, money, sentence
-from shoal.sizing.plan.planner import Plan, exactly, plan
+from shoal.sizing.plan.planner import exactly, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Engines
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch

@@ -8,8 +8,8 @@ from dataclasses import replace
 from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.answer import Plan, finite
 from shoal.sizing.plan.explain import explain, fleet, sentence
-from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
 

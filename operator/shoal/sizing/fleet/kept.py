@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from shoal.sizing.plan.planner import Plan, Point
+from shoal.sizing.plan.answer import Plan, Point
 from shoal.sizing.plan.problem import Pool, Problem
 from shoal.sizing.plan.trial import Trial
 from shoal.sizing.plan.work import StepWork, Work

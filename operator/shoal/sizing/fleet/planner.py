@@ -21,7 +21,8 @@ from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
-from shoal.sizing.plan.planner import Plan, exactly, nothing
+from shoal.sizing.plan.answer import Plan
+from shoal.sizing.plan.planner import exactly, nothing
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 

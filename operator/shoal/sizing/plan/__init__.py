@@ -3,8 +3,9 @@
 `plan(Problem(...))` is the whole of it; `explain(plan)` says it in words. docs/planning-model.md has the formulas.
 """
 
+from shoal.sizing.plan.answer import Plan, Point
 from shoal.sizing.plan.explain import explain
-from shoal.sizing.plan.planner import Plan, Point, plan
+from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
 from shoal.sizing.plan.work import LossWork, StepWork
 

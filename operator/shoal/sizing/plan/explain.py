@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from shoal.sizing.plan.planner import Plan, Point
+from shoal.sizing.plan.answer import Plan, Point
 from shoal.sizing.plan.problem import PASSED, SPENT
 
 __all__ = ["duration", "explain", "fleet", "money", "sentence"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.sizing.availability import Floats
-from shoal.sizing.plan.evaluation import Evaluated
+from shoal.sizing.plan.evaluation import Evaluated, Evaluator
 from shoal.sizing.plan.pareto import Front
 from shoal.sizing.plan.problem import Objective
 
@@ -36,6 +37,11 @@ class Candidate:
         """Number `at` of the counts (k, m) and their evaluation."""
         figures = (float(each[at]) for each in (out.seconds, out.sure_seconds, out.cost, out.iterations))
         return cls(tuple(int(n) for n in counts[:, at]), variant, *figures)
+
+    @classmethod
+    def at(cls, evaluators: Sequence[Evaluator], counts: Floats, variant: int) -> Candidate:
+        """These counts (k, 1), evaluated."""
+        return cls.of(counts, variant, evaluators[variant](counts), 0)
 
 
 def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 from shoal.errors import UsageError
@@ -221,6 +222,11 @@ class Objective:
     def limited(self) -> bool:
         """Whether there is a limit."""
         return self.deadline is not None or self.budget is not None
+
+    @property
+    def margin(self) -> float:
+        """Standard deviations between the mean and what is kept with the confidence asked for; 0 without a limit."""
+        return NormalDist().inv_cdf(self.confidence) if self.limited else 0.0
 
     @property
     def is_lost(self) -> bool:

@@ -1,7 +1,7 @@
 """The probability of keeping the limits: simulated runs of plans, with losses, stock-outs and uncertain speeds.
 
 The search uses mean and standard deviation. What it finds is checked here against the whole distribution, which is
-skewed: a shock that takes half of a pool is rare and expensive. `cheapest` walks the candidates in the order of the
+skewed: a shock that takes half of a pool is rare and expensive. `Walk` goes through the candidates in the order of the
 objective until one is sure enough, so that "the cheapest" is true of what it answers.
 """
 

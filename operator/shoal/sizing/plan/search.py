@@ -11,13 +11,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.evaluation import Evaluator, Model
 from shoal.sizing.plan.found import Found
 from shoal.sizing.plan.grid import Grid
 from shoal.sizing.plan.local import local_search
 from shoal.sizing.plan.problem import Objective
 
-__all__ = ["EXACT_LIMIT", "exact_search", "search"]
+__all__ = ["EXACT_LIMIT", "exact_search", "look_at", "search"]
 
 EXACT_LIMIT = 20_000_000
 """The most combinations for an exact search."""
@@ -25,7 +26,7 @@ EXACT_LIMIT = 20_000_000
 _SMALL = 8  # the most blocks that are evaluated without threads
 
 
-def search(model: Model, *, exact_limit: int = EXACT_LIMIT, after: float = -math.inf) -> tuple[Found, bool]:
+def search(model: Model, after: float = -math.inf, *, exact_limit: int = EXACT_LIMIT) -> tuple[Found, bool]:
     """Search a model's combinations. The second value: whether all of them were evaluated.
 
     The shortlist has those whose objective is above `after`.
@@ -34,6 +35,14 @@ def search(model: Model, *, exact_limit: int = EXACT_LIMIT, after: float = -math
     if Grid(problem.limits).size * len(evaluators) <= exact_limit:
         return exact_search(evaluators, problem.limits, problem.objective, after=after), True
     return local_search(model), False
+
+
+def look_at(model: Model, counts: Floats, after: float = -math.inf) -> Found:
+    """Evaluate these combinations (k, m), and no others, with every evaluator."""
+    found = Found(model.problem.objective, len(counts), after=after)
+    for variant, evaluator in enumerate(model.evaluators()):
+        found.add(counts, evaluator(counts), variant)
+    return found
 
 
 def exact_search(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.assign import Columns, assign
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.evaluation import Evaluated
-from shoal.sizing.plan.found import Found, Shortlist, ranks
-from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.found import Shortlist, ranks
+from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Problem
 from shoal.sizing.plan.risk import Walk
-from shoal.sizing.plan.search import search
+from shoal.sizing.plan.search import look_at, search
 
 __all__ = ["plan_together"]
 
@@ -91,9 +91,8 @@ def _columns(problem: Problem, priority: int, names: Sequence[str]) -> Columns:
 
 def _by(problem: Problem, objective: Objective, priority: int, names: Sequence[str]) -> Columns:
     """The candidates of a job that keep the limits of an objective."""
-    margin = NormalDist().inv_cdf(objective.confidence) if objective.limited else 0.0
-    model = ElasticModel(replace(problem, objective=objective), margin)
-    cheap = ElasticModel(replace(problem, objective=replace(objective, prefer="MinCost")), margin)
+    model = ElasticModel(replace(problem, objective=objective), objective.margin)
+    cheap = replace(model, problem=replace(problem, objective=replace(objective, prefer="MinCost")))
     lists = [search(cheap, exact_limit=MOST_EXACT)[0].shortlist]
     if objective.prefer != "MinCost":
         lists.append(_of_all_sizes(model))
@@ -117,10 +116,7 @@ def _of_all_sizes(model: ElasticModel) -> Shortlist:
     parts = np.random.default_rng(0).dirichlet(np.full(len(limits), 0.5), MOST_COLUMNS)
     sizes = np.linspace(1.0, most, MOST_COLUMNS)
     counts = np.unique(np.minimum(np.rint(parts.T * sizes), limits[:, None]), axis=1)
-    found = Found(model.problem.objective, len(limits))
-    for variant, evaluator in enumerate(model.evaluators()):
-        found.add(counts, evaluator(counts), variant)
-    return found.shortlist
+    return look_at(model, counts).shortlist
 
 
 def _kept(model: ElasticModel, shortlist: Shortlist) -> NDArray[np.int64]:

@@ -116,9 +116,7 @@ def _best(problem: Problem, at: int, z: float, *, in_time: bool) -> float:
         pool, step_seconds=pool.step_seconds * math.exp(z * pool.step_sigma), step_sigma=KNOWN_SIGMA
     )
     pools = tuple(known if i == at else each for i, each in enumerate(problem.pools))
-    objective = problem.objective
-    margin = NormalDist().inv_cdf(objective.confidence) if objective.limited else 0.0
-    best = search(ElasticModel(replace(problem, pools=pools), margin))[0].best
+    best = search(ElasticModel(replace(problem, pools=pools), problem.objective.margin))[0].best
     if best is None:
         return math.inf
     return best.seconds if in_time else best.cost

@@ -36,9 +36,9 @@ from shoal.sizing.fleet import (
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.fleet.problems import cores_of, job_problem
 from shoal.sizing.fleet.resources import fleet_pool
+from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
-from shoal.sizing.plan.planner import Plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
 from shoal.sizing.plan.switch import Switch
 from shoal.sizing.plan.together import plan_together
