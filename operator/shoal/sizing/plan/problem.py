@@ -280,7 +280,9 @@ class Problem:
         if len(set(names)) < len(names):
             raise UsageError("two pools have the same name: rename one")
         if sum(pool.nodes for pool in self.pools) == 0:
-            raise UsageError("the limits of all pools are 0: raise the limit of at least one")
+            raise UsageError(
+                "no pool has a node for the job: raise the limit of at least one, or wait for nodes"
+            )
         if self.max_workers is not None and self.max_workers < max(self.min_workers, 1):
             raise UsageError(
                 f"at most {self.max_workers} and at least {self.min_workers} workers contradict each other: "

@@ -293,7 +293,11 @@ def test_loss_reached_so_far_reduces_remaining_steps() -> None:
     ("make", "says"),
     [
         (problem, "at least one"),
-        (lambda: problem(pool(limit=0)), "limits of all pools are 0"),
+        (
+            lambda: problem(pool(limit=0)),
+            "no pool has a node for the job: raise the limit of at least one, or",
+        ),
+        (lambda: problem(pool(room=0)), "no pool has a node for the job: raise .* or wait for nodes"),
         (lambda: problem(pool(), pool()), "same name"),
         (lambda: pool(price=float("nan")), "must be a number"),
         (lambda: pool(step_seconds=0), "greater than 0"),
