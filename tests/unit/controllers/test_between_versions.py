@@ -13,7 +13,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.labels import TEMPLATE, Place
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.speedprofile.reconcile import profile_name
+from shoal.controllers.speedprofile.identity import profile_name
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.manifests.names import place_labels, workload_name
 from shoal.manifests.placement import Where, default_where, digest

@@ -13,30 +13,29 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shoal.api.base import API_VERSION, Condition, ObjectMeta
+from shoal.api.base import API_VERSION, ObjectMeta
 from shoal.api.events import Event
 from shoal.api.labels import MADE_BY, SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileSpec, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
+from shoal.controllers.speedprofile.condition import LEFT_OUT, Fault, conditions_of
+from shoal.controllers.speedprofile.identity import chosen
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, kind_of, learn, moved, newest
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.errors import Unavailable
 from shoal.policy.common.times import parse_time
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
-from shoal.sizing.fleet.resources import unusable_rows
 from shoal.sizing.speed.measurements import Kind
 from shoal_trainer.contract import StatusReport
 
 logger = logging.getLogger(__name__)
 
-ANNOTATION = SPEED_PROFILE
-"""On a TrainingJob: the name of its SpeedProfile, in place of the one that is found by the model's fingerprint."""
 SOON_SECONDS = 20.0
 """Interval of looks at a profile of which jobs report, and so of writes while estimates move: each look merges all."""
 LATE_SECONDS = 300.0
@@ -49,23 +48,9 @@ NOT_KEPT = "what this job learns of speeds is not kept"
 NAMED_JOBS = 3
 DAY_SECONDS = 86_400.0
 """Interval of looks at a profile that may be deleted some day."""
-LEFT_OUT, ROWS_LEFT_OUT = "LeftOut", "RowsLeftOut"
-"""Why a profile is not ready: as a whole, or some rows of its spec."""
-NAMED_ROWS = 5
 _EVER = datetime.min.replace(tzinfo=UTC)
 _MADE = {MADE_BY: "shoal"}
 """Labels of profiles that the operator made."""
-
-
-def profile_name(fingerprint: str, kind: Kind | None = None) -> str:
-    """The name of the profile that the operator makes for a model; that of another kind of it than the first one's.
-
-    A profile for each, since an earlier version finds the rows of each in the form that it knows, and keeps them.
-    """
-    first = f"model-{fingerprint[:16].lower()}"
-    if kind is None:
-        return first
-    return f"{first}-{sha256(f'{round(kind.sizes)} {kind.precision}'.encode()).hexdigest()[:8]}"
 
 
 class _Said(NamedTuple):
@@ -107,13 +92,6 @@ class Known:
         return self.profile.model_copy(update={"status": status})
 
 
-class _Fault(NamedTuple):
-    """Why plans leave a profile out, as its spec was in this generation."""
-
-    generation: int
-    words: str
-
-
 @dataclass
 class _Source:
     """A job that reports, until it is gone."""
@@ -131,12 +109,6 @@ class _Source:
 def _is_made(profile: SpeedProfile) -> bool:
     """Whether the operator made it."""
     return _MADE.items() <= profile.metadata.labels.items()
-
-
-def _is_of(profile: SpeedProfile, kind: Kind) -> bool:
-    """Whether nothing in it says that it is of another kind. The FLOPs of a spec are a user's, of any convention."""
-    said = Kind(profile.spec.model.fingerprint if profile.spec.model is not None else "")
-    return said.alike(kind) and kind_of(profile.status.model).alike(kind)
 
 
 class Learner:
@@ -170,7 +142,7 @@ class Learner:
         state.on_gone.append(self._forget)
         self._written: dict[Key, float] = {}
         """When a profile was written last."""
-        self._faults: Mapping[Key, _Fault] | None = None
+        self._faults: Mapping[Key, Fault] | None = None
         """None: this operator has made no plan yet."""
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
@@ -182,7 +154,7 @@ class Learner:
             return
         uid, about = job.metadata.uid, key_of(job)
         model = kind_of(report.model)
-        key = job.metadata.namespace, self._name(job, model)
+        key = job.metadata.namespace, chosen(job, model, self._state.profiles)
         source = self._sources.setdefault(uid, _Source(key))
         if not all(each.alike(model) for each in source.models[-1:]):
             if source.process == report.speed_epoch:
@@ -194,11 +166,11 @@ class Learner:
                 words = f"it has trained {MOST_MODELS} models already: apply another one as a job of its own"
                 self._complain(uid, "models", f"{NOT_KEPT}: {words}")
                 return
-        named = job.metadata.annotations.get(ANNOTATION)
+        named = job.metadata.annotations.get(SPEED_PROFILE)
         if named and named != key[1]:
             where = f"what this job learns of speeds is kept in {key[1]}"
             other = "which is of another model, or of another size of its input"
-            what = f"the annotation {ANNOTATION} names SpeedProfile {named}, {other}"
+            what = f"the annotation {SPEED_PROFILE} names SpeedProfile {named}, {other}"
             self._complain(uid, named, f"{what}: {where}")
         if source.key != key:
             self._heard.get(source.key, {}).pop(uid, None)
@@ -218,35 +190,17 @@ class Learner:
         """Hear from the planner which profiles it leaves out, and why: it tells all of them every time."""
         every = {key_of(each): each for each in self._state.profiles.all()}
         known = {key: words for key, words in faults.items() if key in every}
-        self._faults = {key: _Fault(every[key].metadata.generation, words) for key, words in known.items()}
+        self._faults = {key: Fault(every[key].metadata.generation, words) for key, words in known.items()}
         for key, profile in every.items():
             if (key in faults) != any(each.reason == LEFT_OUT for each in profile.status.conditions):
                 self._wake(key, Priority.NORMAL)
 
     def name_of(self, job: TrainingJob, fingerprint: str) -> str:
-        """The profile of a job's model: annotated, or written by a user for this model, or the operator's own.
-
-        Before the job has reported its model (`fingerprint` empty) the annotated one is believed.
-        """
+        """The profile of a job's model (see `identity`); `fingerprint` is empty before the job has reported it."""
         source = self._sources.get(job.metadata.uid)
         said = source.models[-1] if source is not None and source.models else Kind(fingerprint)
-        return self._name(job, said if said.fingerprint == fingerprint else Kind(fingerprint))
-
-    def _name(self, job: TrainingJob, kind: Kind) -> str:
-        namespace, profiles = job.metadata.namespace, self._state.profiles
-        named = job.metadata.annotations.get(ANNOTATION, "")
-        if named:
-            known = profiles.get(named, namespace)
-            if known is None or kind.fingerprint == "" or _is_of(known, kind):
-                return named
-        described = profiles.indexed("described", (namespace, kind.fingerprint))
-        for each in described:
-            if _is_of(each, kind):
-                return each.metadata.name
-        first, own = profile_name(kind.fingerprint), profile_name(kind.fingerprint, kind)
-        stored = profiles.get(first, namespace)
-        taken = stored is not None and not _is_of(stored, kind)
-        return own if taken or profiles.get(own, namespace) is not None else first
+        kind = said if said.fingerprint == fingerprint else Kind(fingerprint)
+        return chosen(job, kind, self._state.profiles)
 
     def known(self, key: Key) -> Known:
         """What is known of a model now. Cheap."""
@@ -287,7 +241,8 @@ class Learner:
         if known.heard:
             merged = await asyncio.to_thread(known.merged)
             status = self._summed_up(status, merged.status, known.heard)
-        conditions, generation = self._conditions(key, profile), profile.metadata.generation
+        faults, generation = self._faults, profile.metadata.generation
+        conditions = conditions_of(profile, (faults or {}).get(key), self._wall(), judged=faults is not None)
         judged = (conditions, generation) != (before.conditions, before.observed_generation)
         status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
         now = loop_time()
@@ -305,28 +260,6 @@ class Learner:
             self._written.pop(key, None)
             return DAY_SECONDS if _is_made(profile) else None
         return SOON_SECONDS
-
-    def _conditions(self, key: Key, profile: SpeedProfile) -> tuple[Condition, ...]:
-        """The conditions that a profile is to have: one, and none before something was wrong with it."""
-        before, now = next(iter(profile.status.conditions), None), self._wall()
-        generation, fault = profile.metadata.generation, (self._faults or {}).get(key)
-        reason, message = "Valid", ""
-        out = before if before is not None and before.reason == LEFT_OUT else None
-        if out is not None and self._faults is None and out.observed_generation == generation:
-            return profile.status.conditions  # as the operator before this one found it
-        if fault is not None and fault.generation == generation:
-            reason = LEFT_OUT
-            message = f"plans leave this profile out, since {fault.words}: correct it, or delete it"
-        elif wrong := unusable_rows(profile, now):
-            more = f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
-            reason = ROWS_LEFT_OUT
-            message = f"plans leave these rows out: {'; '.join(wrong[:NAMED_ROWS])}{more}"
-        elif before is None:
-            return ()
-        if out is not None and reason == LEFT_OUT:
-            message = out.message  # what fails may be said in other words each time
-        holds = reason == "Valid"
-        return (Condition.after(before, "Ready", holds, reason, message, generation=generation, now=now),)
 
     def _summed_up(
         self, old: SpeedProfileStatus, new: SpeedProfileStatus, heard: Heard
@@ -388,8 +321,8 @@ class Learner:
         """Tell the jobs whose profile cannot be made: its name may be that of an annotation."""
         for uid in self._heard.get(key, {}):
             job = self._state.jobs.by_uid(uid)
-            named = job is not None and job.metadata.annotations.get(ANNOTATION) == key[1]
-            whose = f", which the annotation {ANNOTATION} names," if named else ""
+            named = job is not None and job.metadata.annotations.get(SPEED_PROFILE) == key[1]
+            whose = f", which the annotation {SPEED_PROFILE} names," if named else ""
             self._complain(uid, "refused", f"{NOT_KEPT}: SpeedProfile {key[1]}{whose} cannot be made: {why}")
 
     def _complain(self, uid: str, about: str, words: str) -> None:
@@ -402,7 +335,7 @@ class Learner:
     def _annotated(self, namespace: str) -> set[str]:
         """The names that unfinished jobs have in their annotation."""
         jobs = (each for each in self._state.jobs.all() if each.metadata.namespace == namespace)
-        return {job.metadata.annotations.get(ANNOTATION, "") for job in jobs if not job.status.finished}
+        return {job.metadata.annotations.get(SPEED_PROFILE, "") for job in jobs if not job.status.finished}
 
     def _is_idle(self, profile: SpeedProfile, annotated: Collection[str]) -> bool:
         """Whether it may be deleted: the operator made it, nobody wrote anything in it, and no job uses it."""
@@ -439,12 +372,8 @@ class Learner:
 
         What is deleted is gone for good: the clock of this process alone does not say that it is old.
         """
-        state = self._state
-        made = [
-            *(each.metadata.creation_timestamp for each in state.profiles.all()),
-            *(each.metadata.creation_timestamp for each in state.jobs.all()),
-            *(each.metadata.creation_timestamp for each in state.pods.all()),
-        ]
+        caches: tuple[Cache[Any], ...] = (self._state.profiles, self._state.jobs, self._state.pods)
+        made = (each.metadata.creation_timestamp for cache in caches for each in cache.all())
         return max((parse_time(each) or _EVER for each in made), default=_EVER)
 
     def _runs(self, uid: str) -> bool:

@@ -25,8 +25,6 @@ from shoal.errors import UsageError
 
 __all__ = ["profile_for", "read_job", "read_pools", "read_profiles"]
 
-PROFILE_ANNOTATION = SPEED_PROFILE
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -55,7 +53,7 @@ def read_profiles(path: Path) -> list[SpeedProfile]:
 def profile_for(job: TrainingJob, profiles: Sequence[SpeedProfile], origin: str) -> SpeedProfile:
     """The SpeedProfile of a job: the one in its annotation, the one with its name, or the only one."""
     by_name = {profile.metadata.name: profile for profile in reversed(profiles)}
-    annotated = job.metadata.annotations.get(PROFILE_ANNOTATION)
+    annotated = job.metadata.annotations.get(SPEED_PROFILE)
     wanted = annotated or job.metadata.name
     if wanted in by_name:
         return by_name[wanted]
@@ -64,7 +62,7 @@ def profile_for(job: TrainingJob, profiles: Sequence[SpeedProfile], origin: str)
     names = ", ".join(name or "?" for name in reversed(by_name)) or "none"
     raise UsageError(
         f"{origin} has no SpeedProfile {wanted} (it has {names}): name one of them in the job's annotation "
-        f"{PROFILE_ANNOTATION}"
+        f"{SPEED_PROFILE}"
     )
 
 

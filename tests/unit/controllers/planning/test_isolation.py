@@ -23,7 +23,8 @@ from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, profile_name
+from shoal.controllers.speedprofile.identity import profile_name
+from shoal.controllers.speedprofile.reconcile import DAY_SECONDS
 from shoal.sizing.fleet import planner
 from shoal.sizing.speed import model as speed
 from shoal_trainer.contract import StatusReport

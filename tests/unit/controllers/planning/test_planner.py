@@ -17,6 +17,7 @@ from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.events import Event
 from shoal.api.kube import Node, Pod
+from shoal.api.labels import SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import DataStatus
@@ -28,14 +29,13 @@ from shoal.controllers.planning.priorities import PriorityClasses
 from shoal.controllers.planning.trades import Trade
 from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile import reconcile
+from shoal.controllers.speedprofile.identity import profile_name
 from shoal.controllers.speedprofile.reconcile import (
-    ANNOTATION,
     DAY_SECONDS,
     LATE_SECONDS,
     SOON_SECONDS,
     Known,
     Learner,
-    profile_name,
 )
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.errors import Interrupted, ShoalError, Unavailable
@@ -1094,7 +1094,7 @@ async def test_a_profile_that_a_job_asks_for_is_kept_and_planned_with() -> None:
     manifest = job_manifest()
     world.add(TrainingJob.model_validate(manifest), pool("spot", 0.3, True))
     await world.planner.plan_once()
-    manifest["metadata"] |= {"annotations": {ANNOTATION: "old"}, "resourceVersion": "2"}
+    manifest["metadata"] |= {"annotations": {SPEED_PROFILE: "old"}, "resourceVersion": "2"}
     world.add(TrainingJob.model_validate(manifest))
     await world.planner.plan_once()
     assert profiles == [0, 1]
@@ -1141,7 +1141,7 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     meta = {"name": "resnet", "namespace": "team", "uid": "s", "resourceVersion": "1"}
     world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": {"model": prior}}))
     assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
-    manifest["metadata"]["annotations"] = {ANNOTATION: "mine"}
+    manifest["metadata"]["annotations"] = {SPEED_PROFILE: "mine"}
     assert world.learner.name_of(TrainingJob.model_validate(manifest), MODEL.fingerprint) == "mine"
 
 
@@ -1159,7 +1159,7 @@ async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(
     )
     training = {"entrypoint": "a:b", "batchSize": 128, "stopAfter": {"steps": 10_000}}
     manifest = job_manifest("again", training=training)
-    manifest["metadata"]["annotations"] = {ANNOTATION: name}
+    manifest["metadata"]["annotations"] = {SPEED_PROFILE: name}
     second = TrainingJob.model_validate(manifest)
     world.add(second)
     if coordinator:  # it runs before the workers, and knows neither the data nor the model

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from shoal.api.labels import SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.speedprofile.reconcile import ANNOTATION, SOON_SECONDS, profile_name
+from shoal.controllers.speedprofile.identity import profile_name
+from shoal.controllers.speedprofile.reconcile import SOON_SECONDS
 from shoal.runtime.status_writer import collection_path
 from shoal.sizing.speed.measurements import Basis, Kind
 from shoal_trainer.contract import StatusReport
@@ -22,7 +24,7 @@ KEY = ("team", "resnet")
 
 def annotated(name: str) -> TrainingJob:
     manifest = job_manifest(name)
-    manifest["metadata"]["annotations"] = {ANNOTATION: KEY[1]}
+    manifest["metadata"]["annotations"] = {SPEED_PROFILE: KEY[1]}
     return TrainingJob.model_validate(manifest)
 
 

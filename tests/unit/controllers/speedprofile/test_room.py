@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
+from shoal.api.labels import SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.speedprofile.reconcile import (
-    ANNOTATION,
-    MOST_MADE,
-    MOST_MODELS,
-    SOON_SECONDS,
-    profile_name,
-)
+from shoal.controllers.speedprofile.identity import profile_name
+from shoal.controllers.speedprofile.reconcile import MOST_MADE, MOST_MODELS, SOON_SECONDS
 from shoal.runtime.status_writer import collection_path
 from tests.unit.controllers.planning.test_planner import MODEL, NOW, World, job_manifest, pool, report
 
@@ -80,14 +76,14 @@ async def test_in_a_full_namespace_the_profile_that_was_measured_longest_ago_mak
 async def test_no_profile_makes_room_that_a_job_uses_or_a_user_wrote() -> None:
     world = World()
     manifest = job_manifest("busy")
-    manifest["metadata"]["annotations"] = {ANNOTATION: "model-1"}
+    manifest["metadata"]["annotations"] = {SPEED_PROFILE: "model-1"}
     world.add(TrainingJob.model_validate(manifest))
     full(world)
     add_profile(world, 0, status={"sources": [{"uid": "uid-busy"}]})
     add_profile(world, 2, spec={"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}})
     heard = TrainingJob.model_validate(job_manifest("heard"))
     heard = heard.model_copy(
-        update={"metadata": heard.metadata.model_copy(update={"annotations": {ANNOTATION: "model-3"}})}
+        update={"metadata": heard.metadata.model_copy(update={"annotations": {SPEED_PROFILE: "model-3"}})}
     )
     world.hear(heard, report(1e6))
     job = TrainingJob.model_validate(job_manifest())
