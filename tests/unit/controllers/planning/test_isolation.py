@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from shoal.api.base import API_VERSION, Condition
+from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
@@ -28,7 +28,7 @@ from shoal.controllers.speedprofile.reconcile import DAY_SECONDS
 from shoal.sizing.fleet import planner
 from shoal.sizing.speed import model as speed
 from shoal_trainer.contract import StatusReport
-from tests.unit.controllers.planning.test_planner import MODEL, NOW, World, job_manifest, pool, report
+from tests.unit.controllers.planning.world import MODEL, NOW, World, job_manifest, pool, report
 
 Json = Any
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Crowd:
         self.good = TrainingJob.model_validate(manifest)
         pools = [pool(name, 0.3, name == "spot", limits={"nodes": 1000}) for name in ("spot", "on-demand")]
         self.world.add(self.good, pool("own", 0.5, False), *pools)
-        self.world.hear(self.good, report(7e6).model_copy(update={"job_uid": self.good.metadata.uid}))
+        self.world.hear(self.good, report(7e6, job_uid=self.good.metadata.uid))
 
     def add(self, job: TrainingJob, said: StatusReport | None = None) -> None:
         self.world.add(job)
@@ -346,7 +346,7 @@ async def test_a_profile_with_which_the_predictor_fails_is_left_out_told_and_cou
     crowd = Crowd()
     names = [f"p{n}" for n in range(6)]
     for name in names:
-        put(crowd, name, measured(name))
+        crowd.world.add_profile(name, status=measured(name))
     observed = speed._observation
 
     def failing(model: Any, *args: Any) -> Any:
@@ -379,18 +379,10 @@ async def told(crowd: Crowd, names: Iterable[str]) -> dict[str, Condition]:
     found = {}
     for name in names:
         assert await crowd.world.learner(("team", name)) is None
-        profile = crowd.world.state.profiles.get(name, "team")
-        assert profile is not None
+        profile = crowd.world.profile(name)
         for condition in profile.status.conditions:
             found[name] = condition
     return found
-
-
-def put(crowd: Crowd, name: str, status: Json) -> None:
-    """A profile, in the cluster and in the cache."""
-    body = {"metadata": {"namespace": "team", "name": name}, "status": status}
-    path = f"/apis/{API_VERSION}/namespaces/team/speedprofiles/{name}"
-    crowd.world.state.profiles.put(SpeedProfile.model_validate(crowd.world.cluster.add(path, body)))
 
 
 def measured(fingerprint: str) -> Json:
@@ -408,6 +400,6 @@ async def test_parts_of_a_step_that_are_no_time_together_are_no_measurement() ->
     long = {"meanSeconds": "9e6", "meanLog": "16", "varianceLog": "0.01", "count": "1000"}
     status["rows"][0] |= {"device": "CPU", **dict.fromkeys(("compute", "pull", "push", "step"), long)}
     del status["rows"][0]["step"]
-    put(crowd, "long", status)
+    crowd.world.add_profile("long", status=status)
     await crowd.check("no time")
     assert faults(crowd, "profile") == 0

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.paces import Paces
 from shoal.sizing.fleet import Watched
 from shoal.sizing.fleet.pace import NOISE, NOISE_SECONDS
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
-from tests.unit.controllers.planning.test_planner import job_manifest
+from tests.unit.controllers.planning.world import training_job
 
 SLOTS = [*({"index": i, "incarnation": 0, "pool": "spot"} for i in range(3)), {"role": "ps", "index": 0}]
-JOB = TrainingJob.model_validate({**job_manifest(), "status": {"slots": SLOTS}})
+JOB = training_job(status={"slots": SLOTS})
 
 
 def report(

@@ -11,7 +11,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.priorities import PATH
 from shoal.errors import Unavailable
-from tests.unit.controllers.planning.test_planner import World, job_manifest, pool
+from tests.unit.controllers.planning.world import World, job_manifest, pool
 from tests.unit.policy import build
 
 CLASSES = [("low", -5), ("prod", 100_000)]

@@ -8,35 +8,24 @@ from typing import Any
 
 import pytest
 
-from shoal.api.labels import SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.speedprofile.identity import profile_name
 from shoal.controllers.speedprofile.reconcile import SOON_SECONDS
-from shoal.runtime.status_writer import collection_path
 from shoal.sizing.speed.measurements import Basis, Kind
 from shoal_trainer.contract import StatusReport
-from tests.unit.controllers.planning.test_planner import MODEL, World, job_manifest, pool, report
+from tests.unit.controllers.planning.world import DESCRIBED, KEY, MODEL, SPOT, World, report, training_job
 
 OTHER = MODEL.model_copy(update={"fingerprint": "cd" * 32, "flops_per_sample": 8e8, "parameters": 5_000_000})
-KEY = ("team", "resnet")
 
 
 def annotated(name: str) -> TrainingJob:
-    manifest = job_manifest(name)
-    manifest["metadata"]["annotations"] = {SPEED_PROFILE: KEY[1]}
-    return TrainingJob.model_validate(manifest)
+    return training_job(name, profile="resnet")
 
 
 def of_other(count: int) -> StatusReport:
     """Of a model that takes ten times as long."""
-    return report(1e6, seconds=2.0, count=count).model_copy(update={"model": OTHER})
-
-
-def add_profile(world: World, **more: Any) -> None:
-    body = {"metadata": {"name": KEY[1], "namespace": "team"}, **more}
-    stored = world.cluster.add(f"{collection_path(SpeedProfile, 'team')}/{KEY[1]}", body)
-    world.state.profiles.put(SpeedProfile.model_validate(stored))
+    return report(1e6, seconds=2.0, count=count, model=OTHER)
 
 
 async def train_together(
@@ -50,11 +39,7 @@ async def train_together(
         for key in world.learner.keys:
             await world.learner(key)
         await asyncio.sleep(SOON_SECONDS)
-    named = world.state.profiles.get(KEY[1], "team")
-    others = world.state.profiles.get(profile_name(OTHER.fingerprint), "team")
-    assert named is not None
-    assert others is not None
-    return named, others
+    return world.profile("resnet"), world.profile(profile_name(OTHER.fingerprint))
 
 
 def means(profile: SpeedProfile) -> list[float]:
@@ -67,13 +52,7 @@ async def test_an_annotation_does_not_mix_two_models(described: bool) -> None:
     """Both were measured in one row, for good: of a profile that a user described, or that two jobs began together."""
     world = World()
     if described:
-        model = {
-            "flopsPerSample": 8e7,
-            "parameters": 500_000,
-            "tensors": 20,
-            "fingerprint": MODEL.fingerprint,
-        }
-        add_profile(world, spec={"model": model})
+        world.add_profile("resnet", spec={"model": DESCRIBED})
     named, others = await train_together(world, annotated("one"), annotated("two"))
     assert named.status.model is not None
     assert named.status.model.fingerprint == MODEL.fingerprint
@@ -92,13 +71,12 @@ async def test_an_annotation_does_not_mix_two_models(described: bool) -> None:
 @pytest.mark.looptime
 async def test_a_described_profile_with_measurements_of_another_model_is_not_used() -> None:
     world = World()
-    model = {"flopsPerSample": 8e7, "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
     measured = {"fingerprint": OTHER.fingerprint, "parameters": 5_000_000, "tensors": 20}
-    add_profile(world, spec={"model": model}, status={"model": measured})
-    job = TrainingJob.model_validate(job_manifest())
-    assert world.learner.name_of(job, MODEL.fingerprint) == profile_name(MODEL.fingerprint)
+    world.add_profile("resnet", spec={"model": DESCRIBED}, status={"model": measured})
+    job = training_job()
+    assert world.learner.name_of(job, MODEL.fingerprint) == KEY[1]
     assert world.learner.name_of(annotated("one"), OTHER.fingerprint) == profile_name(OTHER.fingerprint)
-    assert world.learner.name_of(annotated("one"), "") == KEY[1]
+    assert world.learner.name_of(annotated("one"), "") == "resnet"
 
 
 LARGE = MODEL.model_copy(update={"flops_per_sample": 49 * 8e7})
@@ -129,8 +107,8 @@ def profiles(world: World) -> dict[str, list[float]]:
 @pytest.mark.parametrize("other", ["flops", "precision"])
 async def test_one_architecture_at_two_sizes_or_precisions_is_two_measurements(other: str) -> None:
     """Images of 32 and 224 pixels had one row, the mean of both: jobs of either were planned 20 times too slow."""
-    world, small, large = World(), *(TrainingJob.model_validate(job_manifest(name)) for name in ("a", "b"))
-    world.add(small, large, pool("spot", 0.3, True))
+    world, small, large = World(), *(training_job(name) for name in ("a", "b"))
+    world.add(small, large, SPOT)
     model = LARGE if other == "flops" else MODEL.model_copy(update={"precision": "float16"})
     at_first = MODEL.model_copy(update={"precision": "float32"})
     for n in range(1, 5):
@@ -139,13 +117,10 @@ async def test_one_architecture_at_two_sizes_or_precisions_is_two_measurements(o
         await look(world)
     found = {each.metadata.name: means(each) for each in world.state.profiles.all()}
     assert sorted(found.values()) == [[pytest.approx(0.02, rel=1e-3)], [pytest.approx(1.0, rel=1e-3)]]
-    assert profile_name(MODEL.fingerprint) in found, (
-        "the first one has the name that an earlier version gives"
-    )
+    assert KEY[1] in found, "the first one has the name that an earlier version gives"
     await world.planner.plan_once()
     for job, seconds in ((small, 0.02), (large, 1.0)):
-        plan = world.planner.proposal(job.metadata.uid)
-        assert plan is not None
+        plan = world.proposal(job)
         assert plan.speeds["spot"] == pytest.approx(128 / seconds, rel=0.1)
         assert Basis.MEASURED in plan.basis
     assert world.told == []
@@ -153,9 +128,8 @@ async def test_one_architecture_at_two_sizes_or_precisions_is_two_measurements(o
 
 @pytest.mark.looptime
 async def test_nothing_is_learned_before_the_flops_are_counted_and_nothing_is_lost() -> None:
-    world, job = World(), TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": None}), 0.2, 500))
+    world, job = World(), training_job()
+    world.add(job, said=of_size(MODEL.model_copy(update={"flops_per_sample": None}), 0.2, 500))
     await look(world)
     assert profiles(world) == {}
     world.hear(job, of_size(MODEL, 0.2, 600))
@@ -166,7 +140,7 @@ async def test_nothing_is_learned_before_the_flops_are_counted_and_nothing_is_lo
 
 @pytest.mark.looptime
 async def test_of_a_model_whose_flops_cannot_be_counted_speeds_are_learned() -> None:
-    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world, job = World(), training_job()
     world.add(job)
     for n in range(1, 4):
         world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": 0.0}), 0.2, 500 * n))
@@ -178,33 +152,17 @@ async def test_of_a_model_whose_flops_cannot_be_counted_speeds_are_learned() -> 
 @pytest.mark.parametrize("flops", [None, "8.1e+07", "3.92e+09"])
 async def test_rows_of_an_earlier_version_are_continued_by_jobs_of_their_size(flops: str | None) -> None:
     """It stored the FLOPs that were reported last, or none, and no precision."""
-    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world, job = World(), training_job()
     world.add(job)
-    name = profile_name(MODEL.fingerprint)
     row = {"device": "T4", "cores": "4", "batchSize": 128, "workers": 2, "parameterServers": 1}
     known = {"meanSeconds": "0.2", "meanLog": "-1.6094379", "count": "1000"}
     at = (world.wall - timedelta(days=1)).isoformat()
-    stored = world.cluster.add(
-        f"{collection_path(SpeedProfile, 'team')}/{name}",
-        {
-            "metadata": {"name": name, "namespace": "team"},
-            "status": {
-                "model": {
-                    "fingerprint": MODEL.fingerprint,
-                    "parameters": MODEL.parameters,
-                    "tensors": MODEL.tensors,
-                    **({"flopsPerSample": flops} if flops else {}),
-                },
-                "rows": [{**row, "compute": known, "lastSeen": at}],
-            },
-        },
-    )
-    world.state.profiles.put(SpeedProfile.model_validate(stored))
+    model = DESCRIBED | {"flopsPerSample": flops}
+    world.add_profile(KEY[1], status={"model": model, "rows": [{**row, "compute": known, "lastSeen": at}]})
     for n in range(1, 4):
         world.hear(job, of_size(MODEL.model_copy(update={"precision": "float32"}), 0.2, 500 * n))
         await look(world)
-    old = world.state.profiles.get(name, "team")
-    assert old is not None
+    old = world.profile(KEY[1])
     assert old.status.model is not None
     if flops == "3.92e+09":
         assert old.status.rows[0].compute.count == "1000", "another size keeps its own"
@@ -220,7 +178,7 @@ async def test_rows_of_an_earlier_version_are_continued_by_jobs_of_their_size(fl
 @pytest.mark.looptime
 async def test_a_downgrade_finds_the_rows_of_both_sizes() -> None:
     """An earlier version drops the fields that it does not know from each profile that it writes."""
-    world, small, large = World(), *(TrainingJob.model_validate(job_manifest(name)) for name in ("a", "b"))
+    world, small, large = World(), *(training_job(name) for name in ("a", "b"))
     world.add(small, large)
     for n in range(1, 4):
         world.hear(small, of_size(MODEL, 0.02, 5000 * n))
@@ -238,7 +196,7 @@ async def test_a_downgrade_finds_the_rows_of_both_sizes() -> None:
 
 @pytest.mark.looptime
 async def test_a_process_that_says_other_flops_each_time_makes_no_profile_each_time() -> None:
-    world, job = World(), TrainingJob.model_validate(job_manifest())
+    world, job = World(), training_job()
     world.add(job)
     for n in range(1, 9):
         world.hear(job, of_size(MODEL.model_copy(update={"flops_per_sample": 8e7 * n}), 0.2, 500))
@@ -252,9 +210,7 @@ async def test_a_process_that_says_other_flops_each_time_makes_no_profile_each_t
 async def test_an_impossible_report_is_a_fault_and_the_others_count() -> None:
     world = World()
     status = {"startTime": (world.wall - timedelta(hours=1)).isoformat()}
-    honest, absurd = (
-        TrainingJob.model_validate({**job_manifest(name), "status": status}) for name in ("a", "b")
-    )
+    honest, absurd = (training_job(name, status=status) for name in ("a", "b"))
     world.add(honest, absurd)
     for n in range(1, 4):
         world.hear(honest, of_size(MODEL, 0.2, 5000 * n))
@@ -275,3 +231,27 @@ def test_kinds_differ_by_more_than_some_percent_and_what_is_not_known_differs_fr
     assert Kind().alike(one)
     assert not Kind("f", 8e7, "float32").alike(Kind("f", 8e7, "float16"))
     assert not one.alike(Kind("g", 8e7))
+
+
+@pytest.mark.looptime
+async def test_a_process_has_one_model_whatever_it_reports_later() -> None:
+    """A job that reported another fingerprint each time had a profile made each time: 43,000 a day."""
+    world, job = World(), training_job()
+    world.add(job)
+    for n in range(20):
+        model = MODEL.model_copy(update={"fingerprint": f"{n:064x}"})
+        world.hear(job, report(1e6, count=500 + n, model=model))
+    assert world.learner.keys == [("team", profile_name("0" * 64))]
+    assert world.metrics.registry.get_sample_value("shoal_plan_faults_total", {"what": "report"}) == 19
+    again = report(1e6, speed_epoch="b")
+    world.hear(job, again)
+    assert [key for key in world.learner.keys if world.learner.known(key).heard] == [KEY]
+
+
+@pytest.mark.looptime
+async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None:
+    world, job = World(), training_job()
+    assert world.learner.name_of(job, MODEL.fingerprint) == KEY[1]
+    world.add_profile("resnet", spec={"model": DESCRIBED})
+    assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
+    assert world.learner.name_of(training_job(profile="mine"), MODEL.fingerprint) == "mine"

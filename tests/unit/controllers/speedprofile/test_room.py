@@ -1,4 +1,4 @@
-"""A namespace has so many profiles: which one makes room, and what a job is told that finds none."""
+"""Which profiles stay in a namespace: what makes room, what is too old, and what a job is told that finds none."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any
 
 import pytest
 
-from shoal.api.labels import SPEED_PROFILE
-from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.speedprofile.identity import profile_name
-from shoal.controllers.speedprofile.reconcile import MOST_MADE, MOST_MODELS, SOON_SECONDS
-from shoal.runtime.status_writer import collection_path
-from tests.unit.controllers.planning.test_planner import MODEL, NOW, World, job_manifest, pool, report
-
-KEY = ("team", profile_name(MODEL.fingerprint))
+from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, MOST_MADE, MOST_MODELS, SOON_SECONDS
+from shoal.sizing.fleet import FleetJob, FleetPlan
+from tests.unit.controllers.planning.world import (
+    KEY,
+    MADE,
+    MODEL,
+    NOW,
+    ON_DEMAND,
+    SPOT,
+    World,
+    report,
+    training_job,
+)
 
 
 def add_profile(world: World, number: int, **more: Any) -> str:
     """A profile that the operator made: the higher its number, the newer its measurements. Its name."""
     name = f"model-{number}"
-    about = {"namespace": "team", "name": name, "labels": {"app.kubernetes.io/managed-by": "shoal"}}
     status = {"lastUpdated": (NOW - timedelta(days=30) + timedelta(minutes=number)).isoformat()}
-    body = {"metadata": about, "status": status, **more}
-    stored = world.cluster.add(f"{collection_path(SpeedProfile, 'team')}/{name}", body)
-    world.state.profiles.put(SpeedProfile.model_validate(stored))
+    world.add_profile(name, **{"metadata": MADE, "status": status, **more})
     return name
 
 
@@ -38,7 +40,7 @@ def full(world: World, **more: Any) -> None:
 
 def all_in_use(world: World) -> None:
     """Each of them has measurements of a job that runs."""
-    world.add(TrainingJob.model_validate(job_manifest("busy")))
+    world.add(training_job("busy"))
     full(world, status={"sources": [{"uid": "uid-busy"}]})
 
 
@@ -46,9 +48,8 @@ async def without_room() -> tuple[World, TrainingJob]:
     """A job was heard of in a namespace that is full."""
     world = World()
     all_in_use(world)
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, report(1e6))
+    job = training_job()
+    world.add(job, said=report(1e6))
     await world.learner(KEY)
     return world, job
 
@@ -61,13 +62,11 @@ def count_of_faults(world: World) -> float | None:
 async def test_in_a_full_namespace_the_profile_that_was_measured_longest_ago_makes_room() -> None:
     world = World()
     full(world)
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, report(1e6))
+    job = training_job()
+    world.add(job, said=report(1e6))
     assert await world.learner(KEY) == SOON_SECONDS
     assert world.cluster.writes("DELETE", "speedprofiles") == ["model-0"]
-    profile = world.state.profiles.get(KEY[1], "team")
-    assert profile is not None
+    profile = world.profile(KEY[1])
     assert profile.status.rows
     assert world.told == []
 
@@ -75,20 +74,13 @@ async def test_in_a_full_namespace_the_profile_that_was_measured_longest_ago_mak
 @pytest.mark.looptime
 async def test_no_profile_makes_room_that_a_job_uses_or_a_user_wrote() -> None:
     world = World()
-    manifest = job_manifest("busy")
-    manifest["metadata"]["annotations"] = {SPEED_PROFILE: "model-1"}
-    world.add(TrainingJob.model_validate(manifest))
+    world.add(training_job("busy", profile="model-1"))
     full(world)
     add_profile(world, 0, status={"sources": [{"uid": "uid-busy"}]})
     add_profile(world, 2, spec={"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}})
-    heard = TrainingJob.model_validate(job_manifest("heard"))
-    heard = heard.model_copy(
-        update={"metadata": heard.metadata.model_copy(update={"annotations": {SPEED_PROFILE: "model-3"}})}
-    )
-    world.hear(heard, report(1e6))
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, report(1e6))
+    world.hear(training_job("heard", profile="model-3"), report(1e6))
+    job = training_job()
+    world.add(job, said=report(1e6))
     await world.learner(KEY)
     assert world.cluster.writes("DELETE", "speedprofiles") == ["model-4"]
 
@@ -103,17 +95,15 @@ async def test_what_finds_no_room_is_planned_with_and_told_to_its_job(used: bool
     else:  # the API server lets none go
         full(world)
         world.cluster.fault = lambda method, _path: Answer(403, b"{}") if method == "DELETE" else None
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+    job = training_job()
+    world.add(job, SPOT, ON_DEMAND)
     for _ in range(3):
         world.hear(job, report(1e6))
         assert await world.learner(KEY) == SOON_SECONDS
         await asyncio.sleep(SOON_SECONDS)
     assert not world.cluster.writes("POST", "speedprofiles")
     assert world.learner.known(KEY).merged().status.rows
-    await world.planner.plan_once()
-    found = world.planner.proposal(job.metadata.uid)
-    assert found is not None
+    found = await world.planned(job)
     assert found.measured
     [(name, event)] = world.told
     assert (name, event.type, event.reason) == ("digits", "Warning", "SpeedProfileRefused")
@@ -123,8 +113,7 @@ async def test_what_finds_no_room_is_planned_with_and_told_to_its_job(used: bool
     for profile in list(world.state.profiles.all())[:1]:
         world.state.profiles.drop(profile.metadata.uid)
     await world.learner(KEY)
-    profile = world.state.profiles.get(KEY[1], "team")
-    assert profile is not None
+    profile = world.profile(KEY[1])
     assert profile.status.rows
 
 
@@ -151,13 +140,12 @@ async def test_what_found_no_room_is_forgotten_with_its_job() -> None:
 @pytest.mark.looptime
 async def test_a_job_makes_a_few_profiles_however_often_its_coordinator_starts_with_another_model() -> None:
     """200 reports of one pod, each of another process and model, filled a namespace for half a year."""
-    world = World()
-    job = TrainingJob.model_validate(job_manifest())
+    world, job = World(), training_job()
     world.add(job)
 
     async def hear(n: int) -> None:
         model = MODEL.model_copy(update={"fingerprint": f"{n:064x}"})
-        said = report(1e6).model_copy(update={"model": model, "speed_epoch": f"process-{n}"})
+        said = report(1e6, model=model, speed_epoch=f"process-{n}")
         world.hear(job, said)
         for key in world.learner.keys:
             await world.learner(key)
@@ -171,3 +159,69 @@ async def test_a_job_makes_a_few_profiles_however_often_its_coordinator_starts_w
     assert f"{MOST_MODELS} models" in event.message
     await hear(0)  # one of those that are known
     assert count_of_faults(world) == 20 - MOST_MODELS
+
+
+OLD = ("team", "old")
+
+
+def add_old_profile(world: World, **more: Any) -> None:
+    """A profile that the operator made, and that was last measured half a year ago."""
+    model = {"fingerprint": "f", "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    status = {"model": model, "lastUpdated": (NOW - timedelta(days=181)).isoformat()}
+    world.add_profile("old", **{"metadata": MADE, "status": status} | more)
+
+
+async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_to_count() -> None:
+    """Each version of a model leaves one, of up to a megabyte."""
+    world = World()
+    add_old_profile(world)
+    world.wall = NOW - timedelta(days=2)
+    assert await world.learner(OLD) == DAY_SECONDS
+    world.wall = NOW
+    assert await world.learner(OLD) is None
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
+    assert world.state.profiles.get("old", "team") is None
+
+
+@pytest.mark.parametrize("later", ["nothing", "a job"])
+async def test_a_clock_that_is_half_a_year_ahead_deletes_no_profile(later: str) -> None:
+    """What a leader deletes with such a clock is gone for good. What is made meanwhile says what time it is."""
+    world, real = World(), NOW - timedelta(days=180)
+    world.cluster.now = lambda: real
+    add_old_profile(world)
+    if later == "a job":
+        world.add(training_job(metadata={"creationTimestamp": f"{real:%Y-%m-%dT%H:%M:%SZ}"}))
+    world.wall = NOW
+    assert await world.learner(OLD) == DAY_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
+    world.add(training_job("later", metadata={"creationTimestamp": f"{NOW:%Y-%m-%dT%H:%M:%SZ}"}))
+    assert await world.learner(OLD) is None
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}}, {"metadata": {}}]
+)
+async def test_a_profile_in_which_a_user_has_a_part_is_never_deleted(more: dict[str, Any]) -> None:
+    world = World()
+    add_old_profile(world, **more)
+    await world.learner(OLD)
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
+
+
+async def test_a_profile_that_a_job_asks_for_is_kept_and_planned_with() -> None:
+    profiles: list[int] = []
+
+    def plan(_pools: object, known: list[object], _jobs: list[FleetJob], **_: object) -> FleetPlan:
+        profiles.append(len(known))
+        return FleetPlan({})
+
+    world = World(plan=plan)
+    add_old_profile(world)
+    world.add(training_job(), SPOT)
+    await world.planner.plan_once()
+    world.add(training_job(profile="old", metadata={"resourceVersion": "2"}))
+    await world.planner.plan_once()
+    assert profiles == [0, 1]
+    assert await world.learner(OLD) == DAY_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == []

@@ -11,7 +11,7 @@ from dev.night import examples
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import FleetJob, plan_fleet
 from shoal.sizing.fleet.jobs import fleet_job
-from tests.unit.controllers.planning.test_planner import NOW, job_manifest
+from tests.unit.controllers.planning.world import NOW, job_manifest
 from tests.unit.sizing.fleet.test_fleet import MODEL, SPOT, STEADY, job
 from tests.unit.sizing.fleet.test_shares import IDLE
 
