@@ -33,7 +33,7 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator.metrics import StatusCollector
-from tests.chart.test_chart import of_kind, render
+from tests.chart.rendered import of_kind, render
 from tests.unit.docs.pages import code, read, rows, section
 from tests.unit.policy import build
 

@@ -1,0 +1,88 @@
+"""Whom network policies let through, and what the admission policy holds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chart.rendered import of_kind, ports_of, refusal, render
+
+
+def test_network_policy_admits_every_port_of_the_operator(tools: Path) -> None:
+    documents = render(tools, "networkPolicy.enabled=true", "page.enabled=true")
+    [deployment], [policy] = of_kind(documents, "Deployment"), of_kind(documents, "NetworkPolicy")
+    assert all("from" not in rule for rule in policy["spec"]["ingress"])
+    admitted = {each["port"] for rule in policy["spec"]["ingress"] for each in rule["ports"]}
+    assert admitted == ports_of(documents)
+    assert policy["spec"]["podSelector"] == {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
+
+
+@pytest.mark.parametrize("sets", [(), ("networkPolicy.from[0].podSelector.matchLabels.app=prometheus",)])
+def test_network_policy_admits_the_pod_of_helm_test(tools: Path, sets: tuple[str, ...]) -> None:
+    """Who may read metrics is named, and `helm test` reads them, too."""
+    documents = render(tools, "networkPolicy.enabled=true", *sets)
+    [policy], [check] = of_kind(documents, "NetworkPolicy"), of_kind(documents, "Pod")
+    [rule] = [each for each in policy["spec"]["ingress"] if each["ports"] == [{"port": "metrics"}]]
+    admitted = [
+        each["podSelector"]["matchLabels"]
+        for each in rule.get("from", [{"podSelector": {"matchLabels": {}}}])
+    ]
+    assert any(labels.items() <= check["metadata"]["labels"].items() for labels in admitted)
+    operator = of_kind(documents, "Deployment")[0]["spec"]["template"]["metadata"]["labels"]
+    assert bool(sets) != any(labels.items() <= operator.items() for labels in admitted)
+
+
+def test_network_policies_are_as_wide_as_the_values_say(tools: Path) -> None:
+    """Whom the rules let through is tested on the control plane, with the labels of a job."""
+    assert len(of_kind(render(tools, "networkPolicy.enabled=true"), "NetworkPolicy")) == 1
+    sets = (
+        "networkPolicy.enabled=true",
+        "networkPolicy.jobNamespaces={a,b}",
+        "scope.namespace=a",
+        "networkPolicy.egress.enabled=true",
+        "networkPolicy.egress.apiServer.cidrs={10.0.0.1/32,fd00::1/128}",
+        "networkPolicy.egress.apiServer.ports={16443}",
+        "networkPolicy.egress.rules[0].ports[0].port=988",
+    )
+    operator, *jobs = of_kind(render(tools, *sets), "NetworkPolicy")
+    assert [each["metadata"]["namespace"] for each in jobs] == ["a", "b"]
+    scraped = [rule for each in jobs for rule in each["spec"]["ingress"] if rule["ports"] == [{"port": 7072}]]
+    assert scraped == [{"ports": [{"port": 7072}]}] * 2  # by everybody, as nobody is named
+    _, api_server, more, coordinators = operator["spec"]["egress"]
+    assert api_server == {
+        "ports": [{"port": 16443}],
+        "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}, {"ipBlock": {"cidr": "fd00::1/128"}}],
+    }
+    [peer] = coordinators["to"]
+    assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "a"}}
+    assert more == {"ports": [{"port": 988}]}
+    for wrong in ("jobNamespaces={A_b}", "egress.apiServer.cidrs={10.0.0.1}", "egress.apiServer.ports={}"):
+        assert "schema" in refusal(tools, f"networkPolicy.{wrong}")
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize(
+    "setting", ["networkPolicy.egress.enabled=true", "networkPolicy.jobNamespaces={team}"]
+)
+def test_network_policies_are_not_asked_for_in_vain(tools: Path, setting: str) -> None:
+    """Nobody would notice that nothing is held."""
+    assert "make no policy without networkPolicy.enabled: set it" in refusal(tools, setting)
+    for more in (setting, "networkPolicy.egress=null", "networkPolicy.jobEgress=null"):
+        assert of_kind(render(tools, "networkPolicy.enabled=true", more), "NetworkPolicy")
+    unnamed = ("networkPolicy.enabled=true", "networkPolicy.jobEgress.enabled=true")
+    assert "makes no policy without networkPolicy.jobNamespaces: name them" in refusal(tools, *unnamed)
+
+
+def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:
+    assert "needs Kubernetes 1.30" in refusal(tools, "admissionPolicy.enabled=true", "--kube-version=1.29.9")
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize(("scope", "open_"), [("", False), ("team-b", False), ("team-a", True)])
+def test_admission_policy_opens_the_operators_namespace_only_where_its_jobs_are(
+    tools: Path, scope: str, open_: bool
+) -> None:
+    documents = render(tools, "admissionPolicy.enabled=true", f"scope.namespace={scope}", namespace="team-a")
+    [policy] = of_kind(documents, "ValidatingAdmissionPolicy")
+    first = policy["spec"]["validations"][0]["expression"]
+    assert ("'team-a'" not in first) == open_
+    assert "'kube-system'" in first
