@@ -6,6 +6,7 @@ ran is counted exactly once. Counters only grow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -84,6 +85,11 @@ class Slot(Status):
     def has_run(self) -> bool:
         """Whether its container ever ran."""
         return self.ran or self.state in {"Running", "Silent"}
+
+    @property
+    def has_pod(self) -> bool:
+        """Whether its pod has a node, or is to have one."""
+        return self.state not in {"Planned", "Ended"}
 
     @model_serializer
     def _without_defaults(self) -> dict[str, Any]:
@@ -365,6 +371,16 @@ class TrainingJobStatus(Status):
             return ""
         minutes = (now - last) // timedelta(minutes=1)
         return f"no step is known for {duration(60 * minutes)}"
+
+    @property
+    def worker_nodes(self) -> Counter[str]:
+        """Nodes by pool that workers with a pod have, or wait for."""
+        places = {
+            (each.pool, each.index)
+            for each in self.slots
+            if each.pool and each.role == "worker" and each.has_pod
+        }
+        return Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
 
     @property
     def finished(self) -> bool:

@@ -37,7 +37,6 @@ from shoal.policy.actions import (
     TellWorkload,
     UpdateService,
 )
-from shoal.policy.decide.records import NO_POD
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
@@ -143,7 +142,7 @@ class World:
         made = plan(seen, self._memory)
         assert not again(next(self._plans)) or made == plan(seen)
         if made.nodes is not None:
-            slots = (each for each in made.status.slots if each.role == "worker" and each.state not in NO_POD)
+            slots = (each for each in made.status.slots if each.role == "worker" and each.has_pod)
             pods = (each for each in made.actions if isinstance(each, CreatePod) and each.role == "worker")
             places = {(each.pool, each.index) for each in (*slots, *pods) if each.pool}
             assert Counter(made.nodes) == Counter(pool for pool, _ in places)

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
-from shoal.policy.decide.records import NO_POD
 from shoal.policy.model import Plan
 
 
@@ -22,21 +20,12 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     Of a plan whose pods cannot be made, those of the pods that there are.
     """
     status = decided.status if decided else job.status
-    slots = Counter(decided.nodes) if decided and decided.nodes is not None else _nodes(status)
+    slots = Counter(decided.nodes) if decided and decided.nodes is not None else status.worker_nodes
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
     if job.spec.elasticity.mode != "Auto" or wants_none or (plan := status.plan) is None:
         return slots
     kept_to = plan.kept_to or {}
     return slots | Counter({pool: min(count, kept_to.get(pool, count)) for pool, count in plan.pools.items()})
-
-
-def _nodes(status: TrainingJobStatus) -> Counter[str]:
-    places = {
-        (slot.pool, slot.index)
-        for slot in status.slots
-        if slot.pool and slot.role == "worker" and slot.state not in NO_POD
-    }
-    return Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
 
 
 class Claims:

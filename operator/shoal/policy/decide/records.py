@@ -56,8 +56,6 @@ from shoal.policy.facts.verdict import (
 )
 from shoal_trainer.contract import Phase
 
-NO_POD = frozenset({"Planned", "Ended"})
-"""States of records without a pod that has a node, or is to have one."""
 DONE_PATIENCE = timedelta(seconds=30)
 """How long after a worker's exit code 0 the end of the job is awaited before the exit counts as early."""
 MOMENT = timedelta(seconds=5)
@@ -135,10 +133,7 @@ def to_record(facts: Facts, servers: ByIndex, workers: ByIndex) -> tuple[Slot, .
 def nodes_by_pool(facts: Facts, workers: ByIndex, actions: Iterable[Action]) -> Counter[str]:
     """How many nodes of each pool the workers have, and those that are made; one and its successor there count once."""
     places = {
-        (slot.pool, slot.index)
-        for group in workers.values()
-        for slot in _kept(group, facts)
-        if slot.state not in NO_POD
+        (slot.pool, slot.index) for group in workers.values() for slot in _kept(group, facts) if slot.has_pod
     }
     places |= {(a.pool, a.index) for a in actions if isinstance(a, CreatePod) and a.role == "worker"}
     found = Counter(pool for pool, _ in places)

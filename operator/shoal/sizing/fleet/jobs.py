@@ -75,7 +75,7 @@ def fleet_job(
         parameter_servers=spec.parameter_servers.replicas,
         server_price=server_price,
         running=running(job),
-        planned=status.plan.pools if mode == "Auto" and status.plan is not None else {},
+        planned=_planned(job),
         kept_to=_kept_to(job),
         asked=asked(job, now),
         deadline_seconds=_deadline(job, now),
@@ -96,8 +96,18 @@ def _least(job: TrainingJob) -> int:
 
 
 def _keeps(job: TrainingJob) -> int | None:
-    """The workers that it has whatever is planned for it; None: it follows its plan, which may be with these alone."""
-    return job.spec.workers.replicas if job.spec.elasticity.mode == "Advise" else None
+    """The workers that it has whatever is planned for it; None: it follows its plan, as in mode Auto alone."""
+    return None if job.spec.elasticity.mode == "Auto" else job.spec.workers.replicas
+
+
+def _planned(job: TrainingJob) -> Mapping[str, int]:
+    """Workers by pool that it has or is on its way to: by its plan, or the pods that there are where it follows none.
+
+    These have a node, or wait for one where they are: nobody makes them anew elsewhere.
+    """
+    if job.spec.elasticity.mode == "Auto":
+        return job.status.plan.pools if job.status.plan is not None else {}
+    return job.status.worker_nodes
 
 
 def server_price(job: TrainingJob, pools: Mapping[str, CapacityPool]) -> float:
@@ -120,6 +130,7 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
         least=_least(job),
         keeps=_keeps(job),
         running=running(job),
+        planned=_planned(job),
         kept_to=_kept_to(job),
         asked=asked(job),
         fault=fault,

@@ -99,13 +99,14 @@ class FleetJob:
     workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are; empty: not known, or in
     none that is named. `server_price`: of each, per hour; 0: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
-    `planned` are those of the plan that is being carried out. While its pods cannot be made, it has the nodes of those
-    that it is `kept_to`, by pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many
-    seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
-    nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
+    `planned` are those of the plan that is being carried out or, of a job that follows none, those with a pod, whether
+    it has a node or waits for one. While its pods cannot be made, it has the nodes of those that it is `kept_to`, by
+    pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many seconds. `now`: what its workers
+    do; where none can be watched, `pace_before` is what was found last. `silent`: nobody has heard of it for minutes.
+    `fault`: why it cannot be planned, which is the operator's own fault.
     `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; None: `min_workers`,
     which are more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in
-    mode Advise; None: it follows its plan.
+    all modes but Auto; None: it follows its plan.
     """
 
     name: str
@@ -154,8 +155,8 @@ class FleetJob:
         return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
 
     def _stays(self, counts: Mapping[str, int], workers: int) -> Mapping[str, int]:
-        """What runs, and what is lacking of so many workers, where they are advised."""
-        has = Counter(self.running)
+        """What it has, and what is lacking of so many workers, where they are advised."""
+        has = Counter(self.under_way)
         for pool, count in counts.items():
             has[pool] += max(0, min(count - has[pool], workers - has.total()))
         return has
@@ -167,7 +168,7 @@ class FleetJob:
 
     @property
     def under_way(self) -> Mapping[str, int]:
-        """What it runs, or is on its way to."""
+        """The workers by pool that it has, or is on its way to."""
         return self.planned or self.running
 
     @property

@@ -1,9 +1,10 @@
-"""A job in mode Advise has `workers.replicas` whatever is planned for it: what others are planned rests on that."""
+"""Jobs have `workers.replicas` whatever is planned, but in mode Auto: what others are planned rests on that."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from tests.unit.sizing.fleet.test_fleet import MODEL, SPOT, STEADY, job
 from tests.unit.sizing.fleet.test_shares import IDLE
 
 POOLS = [replace(SPOT, name="a", spot=False, limit=8), replace(STEADY, name="b", limit=8)]
+CHEAP = replace(STEADY, name="cheap", limit=8)
 
 
 def advised(running: int, replicas: int = 8, most: int = 8, priority: int = 0) -> FleetJob:
@@ -41,6 +43,23 @@ def test_no_job_waits_for_nodes_that_one_in_mode_advise_never_gives_up() -> None
     assert "The other jobs leave no node for it" in found["high"].reason
     found = plan_fleet(POOLS, [IDLE], [advised(8), replace(high, pools=("a", "b"))]).jobs
     assert found["high"].counts.get("b", 0) == 4
+
+
+@pytest.mark.parametrize("mode", ["Off", "Manual", "Advise"])
+def test_workers_that_wait_for_a_node_are_not_taken_to_go_where_it_is_cheaper(mode: str) -> None:
+    """Their pods are for pool a, and nobody makes others: a job that was planned these nodes had none, for ever."""
+    body = job_manifest(elasticity={"mode": mode})
+    body["spec"]["workers"] |= {"replicas": 8, "maxReplicas": 8, "pools": ["a", "cheap"]}
+    body["status"] = {"slots": [{"index": i, "state": "Starting", "pool": "a"} for i in range(8)]}
+    waits = replace(
+        fleet_job(TrainingJob.model_validate(body), None, NOW, priority=1), model=MODEL, samples_left=2e9
+    )
+    pools = [
+        replace(each, price_per_hour=n) for each, n in zip([*POOLS, CHEAP], (3.0, 9.0, 0.1), strict=True)
+    ]
+    other = job("other", pools=("a", "b"), min_workers=4, max_workers=4, deadline_seconds=None)
+    found = plan_fleet(pools, [IDLE], [waits, other]).jobs
+    assert found["other"].counts == {"a": 0, "b": 4}
 
 
 def test_advice_may_be_fewer_workers_than_it_has_and_others_are_left_none_of_these() -> None:
