@@ -51,7 +51,7 @@ def better_together(
                 if name in limits:
                     limits[name] = max(limits[name] - count, 0)
     try:
-        traders = _traders(able, given.pools)
+        traders = _traders(able, given.pools, limits)
         traded = {each.job.name: each for each in _traded(traders, able, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in able]
         best = _kept(best, limits, given) or best
@@ -60,16 +60,18 @@ def better_together(
     return {each.job.name: each for each in best}
 
 
-def _traders(able: Sequence[Solved], pools: Sequence[FleetPool]) -> Sequence[Solved]:
+def _traders(
+    able: Sequence[Solved], pools: Sequence[FleetPool], limits: Mapping[str, int]
+) -> Sequence[Solved]:
     """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
 
-    Where none misses its limits: all, if one pays more because of what others have.
+    Where none misses its limits: all, if one pays more because of what others have. `limits`: the nodes by pool that
+    there are for all of them.
     """
     late = [each for each in able if not each.answer.feasible]
     if not late:
-        return able if len(able) <= MOST_TRADERS and _is_contended(able, pools) else ()
-    used = _used(able)
-    full = {pool.name for pool in pools if used[pool.name] >= pool.nodes > 0}
+        return able if len(able) <= MOST_TRADERS and _is_contended(able, pools, limits) else ()
+    full = _full(able, limits)
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
     def has(each: Solved) -> int:
@@ -156,6 +158,12 @@ def _used(plans: Sequence[Solved]) -> Counter[str]:
     return used
 
 
+def _full(plans: Sequence[Solved], limits: Mapping[str, int]) -> set[str]:
+    """The pools of which no node is left; not those that have none for these jobs, whatever they trade."""
+    used = _used(plans)
+    return {name for name, limit in limits.items() if used[name] >= limit > 0}
+
+
 def _missed(plans: Sequence[Solved]) -> list[int]:
     """How many jobs miss their limits, those of higher priority first."""
     levels = sorted({each.job.priority for each in plans}, reverse=True)
@@ -213,10 +221,9 @@ def _moved(job: FleetJob, plan: JobPlan) -> int:
     )
 
 
-def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
+def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool], limits: Mapping[str, int]) -> bool:
     """Whether a job names a pool of which others have all nodes, and uses a dearer one, or would gain by more nodes."""
-    used = _used(plans)
-    full = {pool.name for pool in pools if used[pool.name] >= pool.nodes > 0}
+    used, full = _used(plans), _full(plans, limits)
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
 
     def dear(plan: JobPlan, name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import FleetJob, plan_fleet
 from shoal.sizing.fleet.jobs import fleet_job
 from tests.unit.controllers.planning.world import NOW, job_manifest
-from tests.unit.sizing.fleet.test_fleet import MODEL, SPOT, STEADY, job
+from tests.unit.sizing.fleet.test_fleet import MODEL, PROFILE, SPOT, STEADY, job
 from tests.unit.sizing.fleet.test_shares import IDLE
 
 POOLS = [replace(SPOT, name="a", spot=False, limit=8), replace(STEADY, name="b", limit=8)]
@@ -70,6 +71,19 @@ def test_advice_may_be_fewer_workers_than_it_has_and_others_are_left_none_of_the
     found = plan_fleet(pools, [IDLE], [low, other]).jobs
     assert found["low"].counts == {"a": 0, "b": 1}
     assert found["other"].counts == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("stays", [{"keeps": 1}, {"kept_to": {"steady": 1}}])
+def test_others_trade_the_nodes_that_a_job_leaves_them_which_stays_as_it_is(stays: dict[str, Any]) -> None:
+    """With one node of a job that gives up none, no pool was full, and one of two jobs that trade had no worker."""
+    hour = 3600 * 1542.0
+    fast = {"pools": ("steady",), "prefer": "MinTime"}
+    long = job("long", samples_left=16 * hour, deadline_seconds=3 * 3600.0, **fast)
+    short = job("short", samples_left=2 * hour, deadline_seconds=2 * 3600.0, **fast)
+    held = job("held", pools=("steady",), running={"steady": 1}, max_workers=1, priority=1, **stays)
+    found = plan_fleet([replace(STEADY, limit=17)], [PROFILE], [long, short, held]).jobs
+    assert found["long"].feasible
+    assert found["short"].feasible
 
 
 @settings(max_examples=examples(20), deadline=None)
