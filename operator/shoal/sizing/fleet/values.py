@@ -28,7 +28,7 @@ class FleetPool:
     and `outs` times it ran out. `lost_in_shocks` of the interruptions came several at once, of `there_in_shocks` nodes.
     `exhausted`: there are no nodes now, for `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet.
     `ending`: it is being deleted, and no worker begins there. `unready`: why it is not Ready; then there may be as many
-    workers as are `in_use`, all jobs together.
+    workers as are `running` there, all jobs together, which may share nodes.
     `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
@@ -56,7 +56,7 @@ class FleetPool:
     doubted: bool = False
     ending: bool = False
     unready: str = ""
-    in_use: int = 0
+    running: int = 0
     measured_startup_seconds: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
@@ -65,7 +65,7 @@ class FleetPool:
     @property
     def nodes(self) -> int:
         """How many there may be with workers, all jobs together."""
-        return min(self.in_use, self.limit) if self.unready else self.limit
+        return min(self.running, self.limit) if self.unready else self.limit
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.sizing.fleet.test_fleet import PROFILE, STEADY, job
 
 
-def unready(reason: str, used: int = 0) -> FleetPool:
+def unready(reason: str, running: int = 0) -> FleetPool:
     ready = {"type": "Ready", "status": "False", "reason": reason, "message": "m",
              "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
     spec = {"accelerator": {"name": "P100"}, "limits": {"nodes": 16}, "price": {"perHour": 0.5}}
-    body = {"metadata": {"name": "spot"}, "spec": spec, "status": {"conditions": [ready], "used": used}}
-    return fleet_pool(CapacityPool.model_validate(body))
+    body = {"metadata": {"name": "spot"}, "spec": spec, "status": {"conditions": [ready]}}
+    return fleet_pool(CapacityPool.model_validate(body), running=running)
 
 
 @pytest.mark.parametrize("reason", ["NodesLackAccelerator", "Overlaps"])
@@ -35,8 +35,8 @@ def test_a_job_is_told_why_a_pool_that_is_not_ready_has_no_node_for_it(reason: s
     assert "limit" not in found.reason
 
 
-def test_jobs_have_no_more_nodes_of_a_pool_that_is_not_ready_than_are_in_use() -> None:
-    pool = unready("Overlaps", used=2)
+def test_jobs_have_no_more_workers_in_a_pool_that_is_not_ready_than_run_there() -> None:
+    pool = unready("Overlaps", running=2)
     assert (pool.limit, pool.nodes) == (16, 2)
     jobs = [
         job(name, pools=("spot",), running={"spot": 1}, prefer="MinTime", deadline_seconds=None)
@@ -45,5 +45,5 @@ def test_jobs_have_no_more_nodes_of_a_pool_that_is_not_ready_than_are_in_use() -
     found = plan_fleet([pool], [PROFILE], jobs).jobs
     assert [each.counts for each in found.values()] == [{"spot": 1}] * 2
     assert "The other jobs leave" not in found["a"].reason
-    assert unready("NodesLackAccelerator", used=2).nodes == 0, "no worker could run"
-    assert unready("NoPrice", used=2).nodes == 16
+    assert unready("NodesLackAccelerator", running=2).nodes == 0, "no worker could run"
+    assert unready("NoPrice", running=2).nodes == 16
