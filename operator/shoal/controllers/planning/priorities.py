@@ -47,16 +47,20 @@ class Priorities:
         """The priority of a job. `pods`: of its run.
 
         Of what is not known, such as a class that may not be read, pods say it, while there are any with this class.
+        Never more than its workers have, while there are any: an edit of the template gives none of them another one,
+        and a quota or policy may refuse all pods that would have it.
         """
         classes = {
             "worker": _named(job.spec.workers.template),
             "ps": _named(job.spec.parameter_servers.template),
         }
         named = classes["worker"]
-        if named in self.values:
-            return self.values[named]
-        said = [each.spec.priority for each in pods if each.place and classes[each.place.role] == named]
-        return max(said, default=0 if named else self.default)
+        made = [(each.place.role, each) for each in pods if each.place]
+        if (worth := self.values.get(named)) is None:
+            said = (each.spec.priority for role, each in made if classes[role] == named)
+            worth = max(said, default=0 if named else self.default)
+        have = (each.spec.priority for role, each in made if role == "worker" and not each.ended)
+        return min(worth, max(have, default=worth))
 
 
 class PriorityClasses:

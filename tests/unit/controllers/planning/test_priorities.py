@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,22 @@ async def test_pods_without_a_class_have_the_default_one() -> None:
     add(world, "low", workers="low", running=-5)
     add(world, "none")
     assert await planned(world) == {"low": 1, "none": 3}
+
+
+async def test_class_that_no_worker_was_admitted_with_is_worth_no_more_than_the_workers_that_run() -> None:
+    """A quota refuses pods with it: an edit of the template kept all nodes from jobs whose class is admitted."""
+    world = with_classes()
+    world.cluster.objects[PATH]["items"].append({"metadata": {"name": "some"}, "value": 50})
+    add(world, "edited", workers="prod", running=0)
+    add(world, "some", workers="some")
+    assert await planned(world) == {"edited": 1, "some": 3}
+    pod = next(each for each in world.state.pods.all() if each.metadata.name == "edited-worker-3-0")
+    newer = {
+        "metadata": replace(pod.metadata, resource_version="99"),
+        "spec": replace(pod.spec, priority=100_000),
+    }
+    world.state.pods.put(pod.model_copy(update=newer))
+    assert await planned(world) == {"edited": 4, "some": 0}
 
 
 NO_LISTS = [b"<html>", b"[]", b'{"items": [{"metadata": {"name": "prod"}}]}']
