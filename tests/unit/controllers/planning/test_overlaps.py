@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
-from tests.unit.controllers.planning.test_planner import World, job_manifest, pool, report
+from tests.unit.controllers.planning.world import World, job_manifest, pool, report
 
 READY = {
     "type": "Ready",
