@@ -203,6 +203,8 @@ class Observation:
     """All CapacityPools by name."""
     unreadable_pools: Mapping[str, str] = field(default_factory=dict)
     """Why CapacityPools cannot be parsed, by name."""
+    no_pools: str = ""
+    """Why no CapacityPool can be read, as a sentence's end; empty: they can."""
     proposal: Proposal | None = None
     """The newest proposal of the planner for this job."""
     taken: Mapping[str, int] = field(default_factory=dict)

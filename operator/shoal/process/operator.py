@@ -285,6 +285,7 @@ class Operator:
                 node_signals=self._nodes_readable,
                 old_pods=lambda: self._reflectors["pods"].denied,
                 no_workloads=self._no_workloads,
+                no_pools=self._no_pools,
                 api_returned_at=lambda: self._outage.returned_at,
                 proposal=self.planner.proposal,
                 wall=wall,
@@ -349,6 +350,14 @@ class Operator:
                 "Kueue's Workloads and ResourceFlavors cannot be listed:"
                 " it is not installed, older than 0.15, not permitted, or does not answer"
             )
+        return ""
+
+    def _no_pools(self) -> str:
+        """Why CapacityPools cannot be read; empty: they can."""
+        if (pools := self._reflectors.get(CapacityPool.PLURAL)) is None:
+            return "it reads none: set the chart's value scope.pools, or name no pools"
+        if not pools.readable:
+            return "they cannot be listed: not permitted, or the API server does not answer"
         return ""
 
     def _nodes_readable(self) -> bool:

@@ -59,6 +59,8 @@ class Pools(World):
         """Other jobs with pods, by node."""
         self.unreadable: dict[str, str] = {}
         """Why pools cannot be read, by name."""
+        self.no_pools = ""
+        """Why none can be read."""
         elasticity, servers = workers.pop("elasticity", {}), workers.pop("servers", {})
         super().__init__(
             spot_nodes=0,
@@ -93,6 +95,7 @@ class Pools(World):
             super().observation(),
             pools=self.pools,
             unreadable_pools=self.unreadable,
+            no_pools=self.no_pools,
             proposal=self.proposal,
             taken=self.elsewhere,
             others_on=lambda nodes: {node: others[node[1]] for node in nodes if node[1] in others},

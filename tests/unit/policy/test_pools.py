@@ -284,6 +284,18 @@ def test_a_pool_that_cannot_be_read_is_told_with_the_reason() -> None:
     assert world.by_pool() == {"a": 2}
 
 
+def test_of_a_pool_that_nobody_reads_it_is_not_said_that_it_does_not_exist() -> None:
+    world = Pools(nodes={}, replicas=1, pools=["a"])
+    world.no_pools = "it reads none"
+    world.settle()
+    degraded = world.condition("Degraded")
+    assert degraded["reason"] == "PoolNotFound"
+    assert (
+        degraded["message"]
+        == "the operator does not know CapacityPool a, which workers.pools names: it reads none"
+    )
+
+
 @pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.FORBIDDEN])
 def test_a_pool_whose_pods_are_refused_keeps_no_worker_of_another_from_its_replacement(
     kind: RefusalKind,

@@ -100,6 +100,33 @@ async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("reads", "words"),
+    [(False, "set the chart's value scope.pools"), (True, "cannot be listed: not permitted")],
+)
+async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads: bool, words: str) -> None:
+    """It was told that the pool "does not exist", though everybody saw it."""
+    cluster = Scoped(jobs=NO_OBJECTS)
+    settings = Settings(
+        install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"), pools=reads
+    )
+    operator = Operator(cluster, settings, UnreachableCoordinator())
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(60)
+    manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a"]})
+    known = cluster.add("/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits", manifest)
+    operator.state.jobs.put(TrainingJob.model_validate(known))
+    await asyncio.sleep(60)
+    (job,) = operator.state.jobs.all()
+    degraded = job.status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.reason == "PoolNotFound"
+    assert words in degraded.message
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)
     settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))

@@ -24,8 +24,8 @@ class Observer:
     """Takes observations.
 
     `node_signals`: whether nodes can be read now; `old_pods`: whether pods cannot be, any more. `api_returned_at`: when
-    the API server was back after an outage. `no_workloads`: why Workloads of Kueue cannot be read now; empty: they can.
-    `proposal`: what the planner proposes for the job with this uid.
+    the API server was back after an outage. `no_workloads`: why Workloads of Kueue cannot be read now, `no_pools`: why
+    CapacityPools cannot; empty: they can. `proposal`: what the planner proposes for the job with this uid.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Observer:
         node_signals: Callable[[], bool],
         old_pods: Callable[[], bool] = lambda: False,
         no_workloads: Callable[[], str] = lambda: "",
+        no_pools: Callable[[], str] = lambda: "",
         api_returned_at: Callable[[], datetime | None] = lambda: None,
         proposal: Callable[[str], Proposal | None] = lambda _uid: None,
         wall: Callable[[], datetime],
@@ -51,6 +52,7 @@ class Observer:
         self._node_signals = node_signals
         self._old_pods = old_pods
         self._no_workloads = no_workloads
+        self._no_pools = no_pools
         self._api_returned_at = api_returned_at
         self._proposal = proposal
         self._wall = wall
@@ -120,6 +122,7 @@ class Observer:
             unreadable_pools=self._state.unreadable_pools
             if job.spec.workers.pools or job.spec.parameter_servers.pools
             else {},
+            no_pools=self._no_pools(),
             proposal=self._proposal(uid),
             taken=self._claims.of_others(job) if job.spec.workers.pools else {},
             others_on=partial(self._state.others_on, uid),

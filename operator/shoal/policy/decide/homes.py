@@ -164,7 +164,12 @@ def _not_found(facts: Facts, missing: Sequence[str], field: str) -> str:
         if name in unread
     ]
     if absent := [name for name in missing if name not in unread]:
-        words.append(f"CapacityPool {', '.join(absent)} does not exist: create it, or change {field}")
+        names, why = ", ".join(absent), facts.seen.no_pools
+        words.append(
+            f"the operator does not know CapacityPool {names}, which {field} names: {why}"
+            if why
+            else f"CapacityPool {names} does not exist: create it, or change {field}"
+        )
     return "; ".join(words)
 
 
