@@ -154,7 +154,7 @@ def _pending(seen: Seen) -> Iterator[Finding]:
     for pod in seen.pods:
         if pod.get("status", {}).get("phase") != "Pending":
             continue
-        for words in _why_pending(pod, seen.now):
+        for words in why_pending(pod, seen.now):
             waiting.setdefault(words, []).append(pod["metadata"]["name"])
     degraded = seen.job.status.condition("Degraded")
     told = degraded.message if degraded is not None and degraded.status == "True" else ""
@@ -168,7 +168,8 @@ LOOKED_AT_AFTER = timedelta(minutes=1)
 """Schedulers say within seconds of a pod that they cannot place it."""
 
 
-def _why_pending(pod: Mapping[str, Any], now: datetime) -> Iterator[str]:
+def why_pending(pod: Mapping[str, Any], now: datetime) -> Iterator[str]:
+    """Why a pod has not begun, in the words of who keeps it; nothing of what passes by itself."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
     scheduled = [each for each in status.get("conditions") or [] if each["type"] == "PodScheduled"]
     for condition in scheduled:

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shoal.api.base import API_VERSION, Condition
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, PHASES, TrainingJobStatus
 from shoal.client.api import Api, Json, read_as
+from shoal.client.explain import why_pending
 from shoal.client.history import History
 from shoal.client.model_files import download, load
 from shoal.errors import NotFound, ShoalError, Unavailable, UsageError
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 UNSEEN = "no operator has looked at it yet: shoal doctor says whether one runs"
 WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the pod whose log is waited for."""
 LONGEST_PAUSE = 30.0
 """Seconds between two tries while the API server does not answer."""
 
@@ -197,7 +201,7 @@ class Job:
 
     def logs(
         self, slot: int | None = None, *, role: str = "worker", previous: bool = False, follow: bool = False,
-        tail: int | None = None,
+        tail: int | None = None, sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[str]:  # fmt: skip
         """The log of the newest pod of a slot, line by line. Default: parameter server 0, which coordinates the job.
 
@@ -205,15 +209,24 @@ class Job:
             slot: The worker's slot, or with `role="ps"` the shard.
             role: `worker` or `ps`.
             previous: Of the pod before the newest, or of its container before a restart.
-            follow: Go on until the pod ends.
+            follow: Go on until the pod ends. What its log waits for until it begins is logged as a warning.
             tail: Only so many last lines.
+            sleep: Waits for so many seconds.
 
         Raises:
-            NotFound: there is no such pod any more.
+            NotFound: there is no such pod any more, or it has not begun.
         """
         role, slot = ("ps", 0) if slot is None else (role, slot)
-        mine = [each for each in self.pods() if _place(each) == (role, slot)]
-        mine.sort(key=lambda pod: int(pod["metadata"]["labels"].get("shoal.dev/incarnation", 0)))
+        pods, told = self.pods(), ""
+        while not previous and (why := self._no_log_yet(pods, role, slot)):
+            if not (follow and self._may_come(role, slot)):
+                raise NotFound(why)
+            if why != told:
+                log.warning("waiting for a log: %s", why)
+            told = why
+            sleep(LOOK_SECONDS)
+            pods = self.pods()
+        mine = _of_slot(pods, role, slot)
         query = (
             {"container": role}
             | ({"tailLines": str(tail)} if tail is not None else {})
@@ -228,14 +241,30 @@ class Job:
                 f"no earlier pod of {role} {slot} exists: pods of lost nodes take their logs along. `shoal status "
                 f"{self.name}` has the reasons, and a log collector of the cluster has the logs"
             )
-        if not mine:
-            there = sorted(f"{r} {i}" for r, i in {_place(each) for each in self.pods()})
-            if not there:
-                now = self.status.phase or UNSEEN
-                raise NotFound(f"{self.name} has no pods ({now}); shoal explain {self.name} says more")
-            raise NotFound(f"{self.name} has no pod of {role} {slot}; it has {', '.join(there)}")
         name = mine[-1]["metadata"]["name"]
         return self._api.lines(f"/api/v1/namespaces/{self.namespace}/pods/{name}/log", query)
+
+    def _no_log_yet(self, pods: list[Json], role: str, slot: int) -> str:
+        """Why the newest pod of a slot has no log; empty: it has one."""
+        more = f"shoal explain {self.name} says more"
+        if not pods:
+            return f"{self.name} has no pods ({self.status.phase or UNSEEN}); {more}"
+        if not (mine := _of_slot(pods, role, slot)):
+            there = sorted(f"{r} {i}" for r, i in {_place(each) for each in pods})
+            return f"{self.name} has no pod of {role} {slot}; it has {', '.join(there)}"
+        newest = mine[-1]
+        if newest["status"].get("phase") != "Pending":
+            return ""
+        passes = "its container is being made" if newest["spec"].get("nodeName") else "it has no node yet"
+        why = next(why_pending(newest, datetime.now(UTC)), passes)
+        return f"{newest['metadata']['name']} has no log yet: {why}; {more}"
+
+    def _may_come(self, role: str, slot: int) -> bool:
+        """Whether the job may make a pod of this slot by itself."""
+        job = self.refresh()
+        workers, servers = job.spec.workers, job.spec.parameter_servers
+        most = servers.replicas if role == "ps" else max(workers.replicas, workers.max_replicas or 0)
+        return slot < most and not job.spec.suspend and not job.status.finished
 
     def history(self) -> History:
         """The loss and metrics of each epoch, from the log of parameter server 0; also after the job's end.
@@ -339,6 +368,12 @@ def _for_a_person(status: TrainingJobStatus) -> Condition | None:
 def _place(pod: Json) -> tuple[str, int]:
     labels = pod["metadata"].get("labels") or {}
     return labels.get("shoal.dev/role", ""), int(labels.get("shoal.dev/index", -1))
+
+
+def _of_slot(pods: list[Json], role: str, slot: int) -> list[Json]:
+    """Its pods, the newest one last."""
+    mine = [each for each in pods if _place(each) == (role, slot)]
+    return sorted(mine, key=lambda pod: int(pod["metadata"]["labels"].get("shoal.dev/incarnation", 0)))
 
 
 def _restarts(pod: Json, container: str) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -312,6 +313,69 @@ def with_logs(api: FakeApi) -> FakeApi:
         api.logs[name, False] = [f"{name} now"]
         api.logs[name, True] = [f"{name} before"]
     return api
+
+
+def put_pod(api: FakeApi, **how: Any) -> None:
+    pod = pod_manifest("ps", **how)
+    api.objects[f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}"] = pod
+
+
+WAITS = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"node": None, "conditions": [WAITS]}, "0/3 nodes are available"),
+        ({"node": None}, "it has no node yet"),
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, "its container is being made"),
+        (
+            {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}},
+            "ErrImagePull: no such tag",
+        ),
+    ],
+)
+def test_a_pod_that_has_not_begun_has_no_log_yet(api: FakeApi, how: dict[str, Any], why: str) -> None:
+    """The API server answers 204 for a pod without a node: nothing was printed, as of a log that is empty."""
+    put_pod(api, phase="Pending", created=datetime.now(UTC), **how)
+    with pytest.raises(
+        NotFound, match=f"digits-ps-0-0 has no log yet: {why}; shoal explain digits says more"
+    ):
+        Job(api, "digits").logs()
+
+
+def test_a_log_that_is_followed_is_waited_for_from_the_resume_on(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.logs["digits-ps-0-1", False] = ["begun"]
+    to_come = [
+        {},
+        {"phase": "Pending", "node": None},
+        {"phase": "Pending", "node": None},
+        {"phase": "Running"},
+    ]
+
+    def sleep(_seconds: float) -> None:
+        if how := to_come.pop(0):
+            put_pod(api, incarnation=1, created=datetime.now(UTC), **how)
+
+    assert list(Job(api, "digits").logs(follow=True, sleep=sleep)) == ["begun"]
+    assert [each.message.partition("; ")[0] for each in caplog.records] == [
+        "waiting for a log: digits has no pods (Running)",
+        "waiting for a log: digits-ps-0-1 has no log yet: it has no node yet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "suspend", "slot"), [("Suspended", True, None), ("Failed", False, None), ("Running", False, 99)]
+)
+def test_a_log_that_does_not_come_is_not_waited_for(
+    api: FakeApi, phase: str, suspend: bool, slot: int | None
+) -> None:
+    api.objects[PATH] = manifest(phase, "1")
+    api.objects[PATH]["spec"]["suspend"] = suspend
+    with pytest.raises(NotFound):
+        Job(api, "digits").logs(slot, follow=True, sleep=lambda _: pytest.fail("it waits"))
 
 
 @pytest.mark.parametrize(
