@@ -233,9 +233,33 @@ def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
     text = text.replace("shoal-system", "team-a")
     assert rule["spec"] == yaml.safe_load(text)
     assert rule["metadata"]["labels"]["release"] == "prom"
-    [dashboard] = [d for d in of_kind(documents, "ConfigMap") if "shoal.json" in d["data"]]
-    assert json.loads(dashboard["data"]["shoal.json"]) == DASHBOARD
-    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    name, dashboard = the_dashboard(documents)
+    assert name == "team-a-shoal.json"
+    of_release = {each: dashboard[each] for each in ("title", "uid")}
+    assert dashboard == DASHBOARD | of_release
+    assert dashboard["title"] == "Shoal (team-a/shoal)"
+
+
+def the_dashboard(documents: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The name of its file, and what is in it."""
+    [found] = [d for d in of_kind(documents, "ConfigMap") if "grafana_dashboard" in d["metadata"]["labels"]]
+    [(name, text)] = found["data"].items()
+    return name, json.loads(text)
+
+
+def test_dashboards_of_two_releases_are_two_and_stay_what_they_are(tools: Path) -> None:
+    """Grafana's sidecar puts the files into one folder, and Grafana keeps one dashboard of each uid and title."""
+    sets = ("metrics.dashboard.enabled=true",)
+    first, again, second, other = (
+        the_dashboard(render(tools, *sets, *more, namespace=namespace))
+        for namespace, more in (
+            ("team-a", ()), ("team-a", ("image.tag=v2",)), ("team-b", ()), ("team-a", ("nameOverride=b",))
+        )
+    )  # fmt: skip
+    assert first == again
+    made = [(name, each["uid"], each["title"]) for name, each in (first, second, other)]
+    assert [len(set(which)) for which in zip(*made, strict=True)] == [3, 3, 3]
+    assert re.fullmatch("[a-z0-9-]{1,40}", first[1]["uid"]), "Grafana takes no longer one"
 
 
 def test_who_has_no_pools_of_its_own_is_not_told_that_they_are_down(tools: Path) -> None:
