@@ -72,6 +72,7 @@ LINGER_SECONDS = 10.0
 HISTORY_SECONDS = 5.0
 """How long the end of the process waits for the file of the history, and until what it has half written is removed."""
 RETRY_SECONDS = 1.0
+READS = "the parameter server reads the storage"
 OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
 """Enough for the connections of a large job; a common default is 1,024."""
 
@@ -85,6 +86,8 @@ class ParameterServer:
         self._stopped_at = math.inf
         self._fenced: Fenced | None = None
         self._restored = self._marked = False
+        self._waits_for = READS
+        """Before it serves: what it does instead."""
         self._ledger_unread = ""
         """Of which snapshot, and why."""
         self._credentials = Credentials.load(config.secret_dir)
@@ -122,6 +125,28 @@ class ParameterServer:
 
     def run(self) -> int:
         """Restore the shard, serve until the end, and return the exit code."""
+        control = self._control_server()
+        control.start()  # the operator is told what the storage says while that is waited for
+        try:
+            return self._run(control)
+        finally:
+            control.close()
+
+    def _control_server(self) -> ControlServer:
+        service = self.service
+        return ControlServer(
+            self._credentials,
+            service.handlers() if service else self._follower.handlers(),
+            host=self.config.bind_host,
+            port=self.config.parameter_servers[self.config.index].control_port,
+            status=service.status if service else None,
+            upload=service.upload if service else None,
+            download=service.download if service else None,
+            code=partial(code_server.opened, self.config) if service and self.config.code_digest else None,
+            waits_for=lambda: self._waits_for,
+        )
+
+    def _run(self, control: ControlServer) -> int:
         try:
             self._restore()
         except OtherFormat as error:
@@ -129,6 +154,7 @@ class ParameterServer:
                 f"{error}. Another version of Shoal wrote it: use that version's images (suspend the job, name them in "
                 "its templates, resume it), or remove this run's snapshots to begin from nothing. Nothing was changed."
             ) from None
+        self._waits_for = ""
         address = self.config.parameter_servers[self.config.index]
         data = DataServer(
             self.shard,
@@ -142,18 +168,7 @@ class ParameterServer:
             ),
         )
         service = self.service
-        control = ControlServer(
-            self._credentials,
-            service.handlers() if service else self._follower.handlers(),
-            host=self.config.bind_host,
-            port=address.control_port,
-            status=service.status if service else None,
-            upload=service.upload if service else None,
-            download=service.download if service else None,
-            code=partial(code_server.opened, self.config) if service and self.config.code_digest else None,
-        )
         data.start()
-        control.start()
         self._watch.start()
         threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         if service:
@@ -331,7 +346,17 @@ class ParameterServer:
 
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""
-        return until_reachable(call, target, self._stop, longest=RETRY_SECONDS)
+
+        def attempt() -> T:
+            try:
+                result = call()
+            except Unreachable as error:
+                self._waits_for = f"waiting for {target}: {error}"
+                raise
+            self._waits_for = READS
+            return result
+
+        return until_reachable(attempt, target, self._stop, longest=RETRY_SECONDS)
 
     def _sweep(self, folder: str = "") -> None:
         with contextlib.suppress(Unreachable):  # nothing reads these files

@@ -26,7 +26,7 @@ MAX_REPORT_BYTES = 2 << 20
 MAX_VALUES = 1 << 16
 """Of JSON, by its commas and what it opens: one takes up to 250 times its bytes until it is known whether it is of use.
 The report of 1,000 workers has 30,000."""
-MAX_WORDS = 300
+MAX_WORDS = 500
 """Characters of what is said of an answer that could not be used: its sender chose it."""
 
 
@@ -139,6 +139,8 @@ class HttpsCoordinator:
             # The pod is the user's own: it must not send the operator to where only the operator may go.
             if answer.status == 401:
                 raise _OtherKey(f"{url}: HTTP 401")
+            if answer.status == 503:
+                raise Unavailable(answer.body[:MAX_WORDS].decode("utf-8", "replace"))
             if answer.status != 200:
                 raise Unavailable(f"{url}: HTTP {answer.status}")
             body = answer.body

@@ -261,8 +261,10 @@ def test_server_that_serves_nothing_yet_waits_for_the_storage() -> None:
     server = build.pod_manifest("ps")
     server["status"]["conditions"][0]["status"] = "False"
     pods = (Pod.model_validate(server), build.pod("worker"))
-    made = plan(build.observe(job, *pods, unreachable_seconds=61.0, unreachable_because="refused"))
+    words = "waiting for the storage: there is no such bucket"
+    made = plan(build.observe(job, *pods, unreachable_seconds=61.0, unreachable_because=words))
     degraded = made.status.condition("Degraded")
     assert degraded is not None
     assert (degraded.status, degraded.reason) == ("True", "WaitingForStorage")
     assert "kubectl logs digits-ps-0-0 -c ps" in degraded.message
+    assert words in degraded.message, "only the log said it"

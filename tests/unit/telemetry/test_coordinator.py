@@ -419,6 +419,16 @@ async def test_no_redirect_is_followed_and_nothing_that_was_read_is_told(
     assert "secret" not in str(refused.value)
 
 
+async def test_what_a_server_waits_for_is_told_in_its_words(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    words = "waiting for the storage: there is no such bucket" + "!" * 10_000
+    async with serving(tmp_path, "u1", web.Response(status=503, text=words)) as address:
+        with pytest.raises(Unavailable, match=r"waiting for the storage: there is no such bucket!+$") as told:
+            await coordinator.read(endpoint("u1", address))
+    assert len(str(told.value)) < 1000
+
+
 async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:
     async with asyncio.timeout(50):
         with pytest.raises(Unavailable, match="Connect call failed") as refused:

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 
 from shoal_trainer import serve
 from shoal_trainer.contract import (
+    EXIT_DRAINED,
     EXIT_FENCED,
     EXIT_OK,
     EXIT_USER,
@@ -28,7 +30,8 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
+from shoal_trainer.coordinator.control_client import ControlClient
+from shoal_trainer.coordinator.protocol import DataSpec, Done, Heartbeat, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, RunTaken, Unreachable, UserError
@@ -635,6 +638,42 @@ def test_snapshot_whose_ledger_cannot_be_read_gives_way_to_the_next_older_one(se
     assert successor.shard.history.version == 1
     assert successor.service.coordinator.record.ledger.completed == 1
     assert "snapshot 2: its ledger cannot be read" in caplog.text
+
+
+def test_server_that_waits_for_the_storage_says_why_to_whoever_asks(tmp_path, monkeypatch):
+    """Only the log of its pod did."""
+    given = config(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Shard(host="127.0.0.1", control_port=free.getsockname()[1])
+    server = ParameterServer(
+        given.model_copy(update={"parameter_servers": (address,), "bind_host": "127.0.0.1"})
+    )
+
+    def refuse(*_):
+        raise Unreachable("cannot write s3://buckt/x: there is no such bucket")
+
+    monkeypatch.setattr(server._storage, "create", refuse)
+    monkeypatch.setattr(serve, "RETRY_SECONDS", 0.01)
+    codes = []
+
+    def drained():
+        with pytest.raises(SystemExit) as ended:
+            server.run()
+        codes.append(ended.value.code)
+
+    run = threading.Thread(target=drained, daemon=True)
+    run.start()
+    client = ControlClient(address, server._credentials)
+    words, until = "", time.monotonic() + 60
+    while "no such bucket" not in words and time.monotonic() < until:
+        try:
+            client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
+        except Unreachable as error:
+            words = str(error)
+    assert "waiting for the storage: cannot write s3://buckt/x: there is no such bucket" in words
+    server.stop()
+    run.join(60)
+    assert codes == [EXIT_DRAINED]
 
 
 LATER = {

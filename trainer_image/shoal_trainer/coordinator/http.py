@@ -83,7 +83,10 @@ Code = Callable[[], contextlib.AbstractContextManager[Content]]
 
 
 class ControlServer:
-    """Serves `handlers` (by the names of `protocol.REQUESTS`), `status` and files of tasks on `host`:`port`."""
+    """Serves `handlers` (by the names of `protocol.REQUESTS`), `status` and files of tasks on `host`:`port`.
+
+    `waits_for`: why it answers no request yet, which it says instead; empty: it answers all.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class ControlServer:
         upload: Upload | None = None,
         download: Download | None = None,
         code: Code | None = None,
+        waits_for: Callable[[], str] = lambda: "",
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
         self.credentials = credentials
@@ -104,6 +108,7 @@ class ControlServer:
         self.upload = upload
         self.download = download
         self.code = code
+        self.waits_for = waits_for
         self.listener = Listener(
             "control",
             host,
@@ -255,6 +260,8 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         if scheme != "Bearer" or not self._control.credentials.token_matches(purpose, token.strip()):
             raise Unauthorized("no valid token for this job")
         self.prove()
+        if why := self._control.waits_for():
+            raise Unreachable(why)
 
     def _length(self, limit: int) -> int:
         text = self.headers.get("Content-Length", "")

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from shoal_trainer.errors import BadName, TrainerError, Unreachable, UserError
+from shoal_trainer.snapshot.advice import with_advice
 
 SYNC_BYTES = 64 << 20
 """As much of a file is synced at once: the writer is as fast as the disk, and the last sync is as short as each."""
@@ -104,7 +105,7 @@ def _translated(
             raise FileNotFoundError(number, reason) from error
         if number == errno.ENAMETOOLONG:
             raise BadName(f"{failure}: {reason}. Choose a shorter name.") from error
-        raise Unreachable(f"{failure}: {reason}") from error
+        raise Unreachable(f"{failure}: {with_advice(str(reason))}") from error
 
 
 @contextlib.contextmanager

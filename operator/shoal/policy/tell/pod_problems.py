@@ -186,9 +186,8 @@ def unreachable(facts: Facts) -> Reason | None:
     # The kubelet beside it says whether it is ready, and no NetworkPolicy keeps that out.
     if not server.ready:
         message = (
-            "parameter server 0 runs and does not serve: it reads the job's storage first, and waits for it;"
-            f" `kubectl logs {server.metadata.name} -c ps` has the storage's words, such as missing credentials or a"
-            " bucket that does not exist"
+            "parameter server 0 runs and does not serve: it reads the job's storage first, and waits for it"
+            f" ({short(facts.seen.unreachable_because, 500)}); `kubectl logs {server.metadata.name} -c ps` says more"
         )
         return Reason("WaitingForStorage", message)
     # Not the seconds: a condition that changes is written at once.
@@ -212,7 +211,7 @@ def snapshots_fail(facts: Facts) -> Reason | None:
         return None
     because = report.snapshots_fail_because or "one is being written all this time"
     message = (
-        f"no snapshot could be saved for {SNAPSHOTS_FAIL_SECONDS / 60:.0f} minutes and longer: {short(because, 300)};"
+        f"no snapshot could be saved for {SNAPSHOTS_FAIL_SECONDS / 60:.0f} minutes and longer: {short(because, 500)};"
         " training goes on, and what it learns since is lost with the parameter servers"
     )
     return Reason("SnapshotsFail", message)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -76,6 +77,46 @@ def test_write_to_a_missing_bucket_is_unreachable_and_says_so(s3: str) -> None:
     storage._fs.mkdir("buckt")
     storage.write("a/b", [b"x"])
     assert storage.read("a/b") == b"x"
+
+
+REFUSALS = {
+    "The specified bucket does not exist": "Create the bucket",
+    "Access Denied": "read, write, list and delete",
+    "x@y.iam does not have storage.objects.create access to the Google Cloud Storage bucket.": "read, write, list",
+    "The AWS Access Key Id you provided does not exist in our records.": "valid credentials",
+    "Unable to locate credentials": "valid credentials",
+    "The provided token has expired.": "valid credentials",
+    "The authorization header is malformed; the region 'us-east-1' is wrong; expecting 'eu-west-1'": "AWS_REGION",
+    "The bucket you are attempting to access must be addressed using the specified endpoint.": "AWS_REGION",
+    'Could not connect to the endpoint URL: "http://minoi.team:9000/b/a"': "AWS_ENDPOINT_URL",
+    "Cannot connect to host storage.googleapis.com:443 ssl:default [Name or service not known]": "DNS",
+}
+
+
+@pytest.mark.parametrize(("words", "advice"), REFUSALS.items(), ids=REFUSALS.values())
+def test_bucket_that_refuses_is_told_with_what_to_change(
+    words: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = RemoteStorage("memory://refused")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(words)
+
+    monkeypatch.setattr(storage._fs, "pipe_file", refuse)
+    with pytest.raises(Unreachable, match=re.escape(words.rstrip("."))) as told:
+        storage.create("a", b"x")
+    assert advice in str(told.value)
+
+
+def test_outage_that_nobody_can_mend_is_told_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = RemoteStorage("memory://busy")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("Please reduce your request rate.")
+
+    monkeypatch.setattr(storage._fs, "pipe_file", refuse)
+    with pytest.raises(Unreachable, match=r"request rate\.$"):
+        storage.create("a", b"x")
 
 
 def test_unknown_scheme_is_a_user_error() -> None:
