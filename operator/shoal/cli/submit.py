@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.api.labels import JOB
 from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
@@ -177,6 +178,11 @@ def _print(client: Client, made: Manifests, volume: Json | None = None) -> None:
     if made.archive is not None:
         size = f"{len(made.archive) / 1024:.0f} KiB"
         click.echo(f"The code, {size}, is not printed: shoal submit puts it into the job's storage", err=True)
+    if made.code is not None:  # of `submit`, the job is its owner
+        click.echo(
+            "# Deleting the job leaves this code, and that of before an edit: "
+            f"kubectl delete configmap -l {JOB}={made.name}"
+        )
     print_manifests(made.code, made.job, volume)
 
 

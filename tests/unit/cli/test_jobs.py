@@ -163,6 +163,21 @@ def test_a_first_manifest_has_a_claim_of_its_own_where_there_is_none(
         assert objects["PersistentVolumeClaim"]["metadata"] == {"name": claim}
 
 
+@pytest.mark.parametrize("words", [["init"], ["submit", "--dry-run", "--storage", "ephemeral"]])
+def test_a_printed_manifest_says_how_its_code_goes(
+    api: FakeApi, shoal: Callable[..., Result], words: list[str], tmp_path: Path
+) -> None:
+    """`submit` makes the job its owner, whose uid nobody knows before: of `init`, it stayed for ever."""
+    (tmp_path / "my_script.py").write_text("job = 1\n")
+    found = shoal(*words, f"{tmp_path}/my_script.py:job", "--name", "mine")
+    assert found.exit_code == 0, found.output
+    first, *_ = found.stdout.splitlines()
+    assert first.startswith("# ")
+    assert first.endswith("kubectl delete configmap -l shoal.dev/job=mine")
+    code = next(each for each in yaml.safe_load_all(found.stdout) if each["kind"] == "ConfigMap")
+    assert code["metadata"]["labels"] == {"shoal.dev/job": "mine"}
+
+
 def test_what_nobody_answers_has_an_exit_code_of_its_own(api: FakeApi, shoal: Callable[..., Result]) -> None:
     """Not that of `plan`, which says that no plan keeps the limits."""
     api.away = [True]
