@@ -154,7 +154,6 @@ class ParameterServer:
                 f"{error}. Another version of Shoal wrote it: use that version's images (suspend the job, name them in "
                 "its templates, resume it), or remove this run's snapshots to begin from nothing. Nothing was changed."
             ) from None
-        self._waits_for = ""
         address = self.config.parameter_servers[self.config.index]
         data = DataServer(
             self.shard,
@@ -169,6 +168,7 @@ class ParameterServer:
         )
         service = self.service
         data.start()
+        self._waits_for = ""
         self._watch.start()
         threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         if service:
