@@ -2,7 +2,7 @@
 
 If the object changed meanwhile it is a 409, and the next plan counts from the same status again. The answer goes into
 the cache, so that the watch's own event about it is not news. A status with a second writer is applied (server-side
-apply) by that one, each with fields of its own.
+apply) by that one, each with fields of its own: with the version, too, since what is read of it is what is decided by.
 
 What a server does not keep, as fields that its CRD, of an older version, has not, would differ from each plan, and be
 forgotten by it: it is known as it was sent (`known`), so that it is not written again and again. The next process does
@@ -108,17 +108,11 @@ class StatusWriter(Generic[R]):
         """
         if not self.can_write(about):
             return None
-        meta = about.metadata
         spec: Any = getattr(about, "spec", None)
         body = {
             "apiVersion": API_VERSION,
             "kind": about.kind,
-            "metadata": {
-                "name": meta.name,
-                **({"namespace": meta.namespace} if about.NAMESPACED else {}),
-                "uid": meta.uid,
-                "resourceVersion": meta.resource_version,
-            },
+            "metadata": _as_known(about),
             # The server keeps the stored spec, but mutating webhooks are shown this one.
             "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -151,11 +145,7 @@ class StatusWriter(Generic[R]):
 
         Fields that `manager` applied before and are not among these are removed.
         """
-        # With the uid it is never another object of that name, and none is created.
-        identity = {"name": about.metadata.name, "uid": about.metadata.uid}
-        if about.NAMESPACED:
-            identity["namespace"] = about.metadata.namespace
-        body = {"apiVersion": API_VERSION, "kind": about.kind, "metadata": identity, "status": fields}
+        body = {"apiVersion": API_VERSION, "kind": about.kind, "metadata": _as_known(about), "status": fields}
         path = f"{object_path(about)}/status"
         return self._stored(about, await apply(self._transport, path, body, manager))
 
@@ -201,6 +191,13 @@ class StatusWriter(Generic[R]):
         if times > 1 and times.bit_count() == 1:
             self._on_stale()
         return times
+
+
+def _as_known(about: Resource) -> dict[str, str]:
+    """What says of which object a status is, and of which state of it: a 409 if it is another, or has changed."""
+    meta = about.metadata
+    within = {"namespace": meta.namespace} if about.NAMESPACED else {}
+    return {"name": meta.name, **within, "uid": meta.uid, "resourceVersion": meta.resource_version}
 
 
 def _changed(sent: Any, kept: Any, path: str = "") -> Iterator[str]:

@@ -12,11 +12,13 @@ import pytest
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
 from shoal.cluster.cache import Cache
+from shoal.cluster.transport import Answer
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.rules import Pace, Target
 from shoal.pools.scaler import FINALIZER, PoolScaler
 from shoal.runtime.metrics import Metrics
+from shoal.runtime.status_writer import StatusWriter
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = ("", "spot")
@@ -304,3 +306,30 @@ async def test_a_steady_pool_is_not_written_again(world: World) -> None:
         world.now += timedelta(seconds=30)
         await world.scaler(KEY)
     assert world.pool.metadata.resource_version == version
+
+
+class Changed:
+    """An API server that has had the pool in a newer version for long."""
+
+    def __init__(self, pool: CapacityPool) -> None:
+        self.pool = pool
+
+    async def request(self, _method: str, _path: str, **options: Any) -> Answer:
+        if options["body"]["metadata"].get("resourceVersion", "9") != "9":
+            return Answer(409, b'{"reason": "Conflict", "message": "the object has been modified"}')
+        meta = self.pool.metadata.model_copy(update={"resource_version": "9"})
+        stored = self.pool.model_copy(update={"metadata": meta})
+        return Answer(200, stored.model_dump_json(by_alias=True).encode())
+
+    def stream(self, path: str, query: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_nothing_is_resized_by_an_old_recommendation(world: World) -> None:
+    """The watch of pools was half-open: nodes with workers and servers went as those of a pool that had been idle."""
+    world.writer.store(world.pool, metadata={"finalizers": [FINALIZER]})
+    writer = StatusWriter(Changed(world.pool), world.pools, CapacityPool)
+    metrics = PoolMetrics(Metrics())
+    scaler = PoolScaler(world.pools, world.driver, writer, world.events, metrics, wall=lambda: world.now)  # type: ignore[arg-type]
+    assert await scaler(KEY) == pytest.approx(5)
+    assert (world.nodes, world.events.reasons) == (2, [])
