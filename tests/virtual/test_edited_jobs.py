@@ -98,3 +98,28 @@ def test_cost_that_is_no_number_does_not_end_the_metrics_of_all_jobs() -> None:
             assert 'shoal_jobs{phase="Running"} 1.0' in told
 
     play(story)
+
+
+def test_finished_job_that_is_kept_at_the_last_moment_stays() -> None:
+    """The watch of jobs was three seconds late: it was deleted after somebody had taken its time to live away."""
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9))
+        world.nodes(3, 1)
+        async with world.living():
+            world.replica("a")
+            world.apply(runPolicy={"ttlSecondsAfterFinished": 120})
+            await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+            for run in world.trainers.runs.values():
+                run.done = run.truth.samples
+            await world.until(lambda: world.job().status.finished, 200.0, "it ends")
+            await asyncio.sleep(117.0)
+            world.server.lag = lambda watch, _change: 3.0 if watch.plural == "trainingjobs" else 0.0
+            world.edit(runPolicy={"ttlSecondsAfterFinished": None})
+            await asyncio.sleep(10.0)
+            assert _status(world)["phase"] == "Succeeded"
+            world.edit(runPolicy={"ttlSecondsAfterFinished": 120})
+            await asyncio.sleep(10.0)
+            assert world.server.get("trainingjobs", "digits", "team") is None
+
+    play(story)

@@ -148,8 +148,15 @@ class ConfirmAbsent:
     kind: Literal["Pod", "Node"] = "Pod"
 
 
+@dataclass(frozen=True)
 class DeleteJob(_OfOne):
-    """DELETE the TrainingJob (ttlSecondsAfterFinished): uid as precondition, Background propagation."""
+    """DELETE the TrainingJob (ttlSecondsAfterFinished) with Background propagation, if it is as it was seen.
+
+    Else somebody keeps it by now.
+    """
+
+    version: str
+    """The resourceVersion."""
 
 
 Action = (

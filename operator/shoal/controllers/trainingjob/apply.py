@@ -159,8 +159,8 @@ class Applier:
                     answers.gone_nodes[name] = loop_time()
                 else:
                     self._state.nodes.put(node)
-            case DeleteJob(name, uid):
-                await objects.delete(job, JOBS, name, uid, propagationPolicy="Background")
+            case DeleteJob(name, uid, version):
+                await objects.delete(job, JOBS, name, uid, version, propagationPolicy="Background")
         return True
 
     async def _apply_pod_group(

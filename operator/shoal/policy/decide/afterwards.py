@@ -38,4 +38,4 @@ def _expired(facts: Facts) -> list[Action]:
     ttl, end = job.spec.run_policy.ttl_seconds_after_finished, job.status.completion_time
     if ttl is None or end is None or facts.timers.pending(end + timedelta(seconds=ttl)):
         return []
-    return [DeleteJob(job.metadata.name, job.metadata.uid)]
+    return [DeleteJob(job.metadata.name, job.metadata.uid, job.metadata.resource_version)]

@@ -106,7 +106,7 @@ async def test_what_a_finalizer_keeps_is_there_until_that_is_gone() -> None:
         return rig.cluster._get(path, rig.cluster.add(path, leaving))
 
     rig.cluster.fault = kept
-    await rig.applier.carry_out(rig.job, DeleteJob("digits", meta["uid"]))
+    await rig.applier.carry_out(rig.job, DeleteJob("digits", meta["uid"], meta["resourceVersion"]))
     known = rig.state.jobs.get("digits", "ns")
     assert known is not None
     assert known.metadata.deletion_timestamp
@@ -117,9 +117,9 @@ async def test_what_the_server_says_is_not_there_is_gone() -> None:
     rig = Rig()
     rig.apply()
     await passes(rig)
-    uid = rig.job.metadata.uid
+    uid, version = rig.job.metadata.uid, rig.job.metadata.resource_version
     del rig.cluster.objects[JOB_PATH]
     job = rig.state.jobs.get("digits", "ns")
     assert job is not None
-    await rig.applier.carry_out(job, DeleteJob("digits", uid))
+    await rig.applier.carry_out(job, DeleteJob("digits", uid, version))
     assert rig.state.jobs.by_uid(uid) is None
