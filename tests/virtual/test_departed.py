@@ -16,7 +16,7 @@ from tests.virtual.test_bad_pools import pool_world
 from tests.virtual.test_chaos import Weather
 from tests.virtual.world import World
 
-BOUNDED = ("_deleted", "_deleted_nodes", "recorder._counts", "recorder._windows")
+BOUNDED = ("_deleted", "recorder._counts", "recorder._windows")
 """What is kept of a bounded number of objects that are gone, the newest."""
 CONTAINERS = (Mapping, Set, list, tuple, deque)
 JOBS = 12

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+import pytest
 
 from tests.virtual.cluster import UNHEARD_SECONDS
 from tests.virtual.loop import now, play
@@ -51,3 +54,30 @@ async def _blip() -> None:
 
 def _late(_watch: Watch, change: Change) -> float:
     return LATE_SECONDS if change.key[0] == "nodes" else 0.0
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_pod_that_works_stays_though_its_node_is_registered_again(role: str) -> None:
+    """As after `kubectl delete node`; that it is there again is seen later than that it was deleted."""
+    play(lambda: _registered_again(role))
+
+
+async def _registered_again(role: str) -> None:
+    world = World(lambda _uid: Truth(samples=1e9))
+    world.nodes(3, 1)
+    async with world.living():
+        world.replica("a")
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await asyncio.sleep(60.0)
+        pod: Any = world.pod_at(role, 0)
+        key = ("nodes", "", pod["spec"]["nodeName"])
+        node = world.server.objects[key]
+        kept = {k: v for k, v in node["metadata"].items() if k not in {"uid", "resourceVersion"}}
+        world.server.lag = lambda watch, change: _late(watch, change) if change.kind == "ADDED" else 0.0
+        world.server.remove(key)
+        world.server.store(key, {**node, "metadata": kept})
+        await asyncio.sleep(60.0)
+        assert world.pod_at(role, 0) == pod, world.tell()
+        status = world.job().status
+        assert (status.restarts.disruptions, status.parameter_servers.restarts) == (0, 0)

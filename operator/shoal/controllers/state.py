@@ -41,8 +41,6 @@ Key = tuple[str, str]
 MOST_GONE = 4096
 """Names of pods that a job had which are remembered, four for each place that it may have: longer than it takes to
 record their end."""
-MOST_DELETED = 20_000
-"""Names of deleted nodes that are remembered."""
 
 Wake = Callable[[Key, Priority], None]
 
@@ -189,7 +187,6 @@ class ClusterState:
         self.on_node: list[Callable[[Node | None, Node | None], None]] = []
         self.on_pool: list[Callable[[CapacityPool | None, CapacityPool | None], None]] = []
         self._gone_pods: dict[str, dict[str, str | None]] = {}
-        self._deleted_nodes: dict[str, str | None] = {}
         self._silent: list[datetime] = []
         self._heard_again: list[datetime] = []
         self._platform_of = partial(platform_of, said=platform, own=own)
@@ -304,10 +301,6 @@ class ClusterState:
                     found[node] += 1
         return dict(found)
 
-    def node_was_deleted(self, name: str) -> bool:
-        """Whether a node was lately seen to go."""
-        return name in self._deleted_nodes
-
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         self._sharing.see(_tenant(old), _tenant(new))
         run = run_of(old) if old is not None else None
@@ -327,7 +320,9 @@ class ClusterState:
         if (job := self.job_of(pod)) is not None:
             why = (pod_disruption(pod) or "") if told else None
             gone = self._gone_pods.setdefault(job.metadata.uid, {})
-            _remember(gone, MOST_GONE, pod.metadata.name, why)
+            gone[pod.metadata.name] = why
+            if len(gone) > MOST_GONE:
+                del gone[next(iter(gone))]
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
         if ours or _reads_the_same(old, new):
@@ -349,14 +344,12 @@ class ClusterState:
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
-            self._deleted_nodes.pop(name, None)
             if old is None:
                 self._platform = None
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
-            _remember(self._deleted_nodes, MOST_DELETED, name)
         self._note_silence(old, new)
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
@@ -432,12 +425,6 @@ def _reads_the_same(old: Owned | None, new: Owned | None) -> bool:
 
 def _is_leaving(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None or pod.ended or pod_disruption(pod) is not None
-
-
-def _remember(names: dict[str, str | None], most: int, name: str, why: str | None = None) -> None:
-    names[name] = why
-    if len(names) > most:
-        del names[next(iter(names))]
 
 
 def _without_version(node: Node) -> Node:

@@ -193,8 +193,8 @@ class Observation:
     reason that they had announced, empty if it is not known. None: they went without a word, and may run on."""
     in_flight: frozenset[Place] = frozenset()
     """Places whose pods are being created: the API server has not answered yet."""
-    absent_nodes: Container[str] = frozenset()
-    """The same names of nodes that are not in `nodes`."""
+    absent_nodes: Set[str] = frozenset()
+    """Names of nodes that do not exist: the API server was asked. One that was seen to go may be there again."""
     api_returned_at: datetime | None = None
     """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""
     platform: Platform = GENERIC

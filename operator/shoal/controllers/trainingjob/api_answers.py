@@ -112,7 +112,8 @@ class ApiAnswers:
 
     def absent_nodes(self, now: float) -> frozenset[str]:
         """Nodes that lately did not exist."""
-        return frozenset(name for name, at in self.gone_nodes.items() if now - at <= GONE_NODES_EXPIRE)
+        self.gone_nodes = {name: at for name, at in self.gone_nodes.items() if now - at <= GONE_NODES_EXPIRE}
+        return frozenset(self.gone_nodes)
 
     def next_expiry_seconds(self, now: float) -> float | None:
         """Seconds until the first of them has to be confirmed again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -115,7 +115,7 @@ class Observer:
             refusals=answers.refusals(at),
             gone_pods=ChainMap[str, str | None](answers.gone_pods, self._state.gone_pods(uid)),
             in_flight=in_flight,
-            absent_nodes=_GoneNodes(answers.absent_nodes(at), self._state),
+            absent_nodes=answers.absent_nodes(at),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform if signals else self._state.platform.unread,
             pools=self._state.pools_by_name,
@@ -161,16 +161,6 @@ class _Others(Mapping[str, NameConflict]):
 
     def __len__(self) -> int:
         return len(self._told)
-
-
-class _GoneNodes(Container[str]):
-    """The nodes that are known not to exist: they were seen to be deleted, or the API server was asked."""
-
-    def __init__(self, asked: Container[str], state: ClusterState) -> None:
-        self._asked, self._state = asked, state
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._asked or self._state.node_was_deleted(str(name))
 
 
 def name_conflict(metadata: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:

@@ -34,7 +34,7 @@ from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
 
 UNCONFIRMED = Signal("NodeMissing", Meaning.AT_RISK)
-"""The node is not in the cache, which may lag behind: the API server is to be asked."""
+"""The node is not in the cache, which may lag behind, or is registered again: the API server is to be asked."""
 UNREACHABLE_PATIENCE = {"worker": timedelta(seconds=5), "ps": timedelta(seconds=10)}
 """How long a node must be Unknown before its pods are replaced: others may follow, and tell that it is not the node. A
 server is alone in its place, so it waits longer. The coordinator has noticed the silence of a worker long before."""
