@@ -132,7 +132,7 @@ class Applier:
                     await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
             case DeletePod(name, uid, grace_seconds, why, version):
-                await self._confirm_node(job, name)
+                await self._confirm_node(job, name, force=grace_seconds == 0)
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
                 await objects.delete(job, PODS, name, uid, version, **options)
                 logger.info("%s/%s: %s is deleted: %s", job.metadata.namespace, job.metadata.name, name, why)
@@ -235,18 +235,21 @@ class Applier:
         if (before and version(before)) != (now and version(now)):
             raise Unavailable(f"{name} is gone, or has changed since")
 
-    async def _confirm_node(self, job: TrainingJob, name: str) -> None:
+    async def _confirm_node(self, job: TrainingJob, name: str, *, force: bool) -> None:
         """Ask for the node of a server that works, before it is deleted: all workers would wait for the next one.
 
         The watch of nodes may be behind that of pods, and show the node as it was before the server was put there.
+        `force`: of any server, whose final snapshot would be cut off.
 
         Raises:
             Unavailable: it has changed.
         """
         pod = self._state.pods.get(name, job.metadata.namespace)
-        if pod is None or pod.place is None or pod.place.role != "ps" or not pod.ready:
+        if pod is None or pod.place is None or pod.place.role != "ps":
             return
-        if job.spec.suspend or (known := self._state.nodes_by_name.get(pod.spec.node_name or "")) is None:
+        if not force and (job.spec.suspend or not pod.ready):
+            return
+        if (known := self._state.nodes_by_name.get(pod.spec.node_name or "")) is None:
             return
         if (found := await self._node(known.metadata.name)) is not None:
             self._state.nodes.put(found)

@@ -655,6 +655,33 @@ async def test_server_that_works_is_deleted_for_its_node_as_that_is_now(behind: 
     assert ("digits-ps-0-0" in rig.pods()) is behind
 
 
+@pytest.mark.parametrize("behind", [True, False])
+async def test_server_of_a_suspended_job_is_deleted_by_force_for_its_node_as_that_is_now(
+    behind: bool,
+) -> None:
+    """Its final snapshot was cut off: the watch of nodes was half-open, and showed a node that had been away."""
+    rig = Rig()
+    path = "/api/v1/nodes/safe-0"
+    away = [{"key": "node.cloudprovider.kubernetes.io/shutdown", "effect": "NoSchedule"}]
+    seen = rig.cluster.add(path, build.node_manifest("safe-0", spot=False, taints=away))
+    rig.state.nodes.put(Node.model_validate(seen))
+    rig.apply()
+    await settled(rig)
+    server = f"{PODS}/digits-ps-0-0"
+    rig.cluster.change(server, spec={"nodeName": "safe-0"}, status={"phase": "Running"})
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "suspend": True})
+    leaving = {"deletionTimestamp": build.stamp(rig.wall), "deletionGracePeriodSeconds": 600}
+    rig.cluster.change(server, metadata=rig.cluster.objects[server]["metadata"] | leaving)
+    if behind:
+        rig.cluster.add(path, build.node_manifest("safe-0", spot=False))
+    rig.see()
+    for _ in range(20):
+        await rig.pass_time(5)
+        with contextlib.suppress(Unavailable):
+            await settled(rig)
+    assert ("digits-ps-0-0" in rig.pods()) is behind
+
+
 @pytest.mark.parametrize("hours", [-6, 6])
 async def test_a_minute_with_a_wrong_clock_is_counted_as_a_minute(hours: int) -> None:
     """Two minutes in which the machine's clock was six hours ahead cost six hours of all nodes."""
