@@ -101,15 +101,13 @@ class Lease:
         """Whether writes may be sent now."""
         return self._renewed_at is not None and loop_time() < self._renewed_at + self._times.renew_deadline
 
-    def seconds_left(self) -> float:
-        """How long writes may still be sent.
+    def seconds_left(self, clock: Callable[[], float] = loop_time) -> float:
+        """How long writes may still be sent. `clock`: the loop's, for a thread that has none.
 
         Raises:
             LeaseLost: they may not be sent any more.
         """
-        left = (
-            0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - loop_time()
-        )
+        left = 0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - clock()
         if left <= 0:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
         return left

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Busy, ScalingError, SizedByOther, Unavailable
 from shoal.pools.rules import Pace, Target
+
+Fence = Callable[[], object]
+"""Raises `LeaseLost` once no size may be set, as in a process that was stopped for a while: called in the thread of a
+cloud's client, just before it sends. Requests to the API server have theirs (`Fenced`)."""
 
 
 class Driver(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.pools.driver import Fence
 from shoal.pools.rules import Pace, Target
 
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2, "mode": "standard"}}
@@ -21,10 +22,11 @@ REFUSED = {400, 401, 403, 404, 409}
 """What EKS itself answers with. A gateway's answers, such as 504, do not say what EKS did."""
 
 
-def eks_client(region: str) -> Any:
+def eks_client(region: str, fence: Fence) -> Any:
     """A client of EKS with the credentials of the pod: to be kept, since it renews them, and serves all threads.
 
-    It has a session of its own: boto3's default one is not to be used by several threads.
+    It has a session of its own: boto3's default one is not to be used by several threads. `fence`: called before each
+    attempt to set a size is sent, after the credentials were fetched.
 
     Raises:
         ScalingError: boto3 is not installed, or there are no credentials.
@@ -45,9 +47,15 @@ def eks_client(region: str) -> Any:
                 "there are no AWS credentials: annotate the service account of shoal-pools with a role (IRSA)"
             )
             raise ScalingError("Forbidden", words)
-        return session.client("eks", region_name=region, config=Config(**TIMEOUTS))
+        client = session.client("eks", region_name=region, config=Config(**TIMEOUTS))
     except BotoCoreError as error:
         raise Unavailable(f"EKS in {region}: {error}") from error
+
+    def before_send(**_: Any) -> None:  # what it returned would be the answer
+        fence()
+
+    client.meta.events.register("before-send.eks.UpdateNodegroupConfig", before_send)
+    return client
 
 
 class EksDriver:

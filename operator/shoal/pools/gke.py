@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.api.capacity_pool_scaling import GkeNodePool
 from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.pools.driver import Fence
 from shoal.pools.rules import Finding, Pace, Target
 
 SECONDS = 20.0
@@ -70,10 +71,11 @@ def compute(sessions: Callable[[], Any]) -> Callable[[str], int]:
 class GkeDriver:
     """Sizes one node pool."""
 
-    def __init__(self, pool: GkeNodePool, pace: Pace, clients: Callable[[], Gke]) -> None:
+    def __init__(self, pool: GkeNodePool, pace: Pace, clients: Callable[[], Gke], fence: Fence) -> None:
         where = f"projects/{pool.project}/locations/{pool.location}/clusters/{pool.cluster}"
         self._name = f"{where}/nodePools/{pool.node_pool}"
         self._clients = clients
+        self._fence = fence
         self.pace = pace
 
     async def read(self) -> Target:
@@ -83,8 +85,13 @@ class GkeDriver:
 
     async def resize(self, nodes: int, seen: Target, /) -> None:
         """See `Driver`."""
-        request = {"name": self._name, "node_count": nodes // seen.step}
-        await self._call(lambda gke: gke.clusters.set_node_pool_size(request=request, timeout=SECONDS))
+
+        def send(gke: Gke) -> None:
+            self._fence()
+            request = {"name": self._name, "node_count": nodes // seen.step}
+            gke.clusters.set_node_pool_size(request=request, timeout=SECONDS)
+
+        await self._call(send)
 
     async def let_go(self) -> None:
         """See `Driver`; the node pool stays."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Scaling, Subject
 from shoal.cluster.transport import Transport
 from shoal.manifests.platforms import Platform
 from shoal.pools.buffer import BufferDriver
-from shoal.pools.driver import Driver
+from shoal.pools.driver import Driver, Fence
 from shoal.pools.eks import EksDriver, eks_client
 from shoal.pools.gke import GkeDriver, gke_clients
 from shoal.pools.rules import Pace
@@ -48,12 +48,12 @@ def keeps_paid_nodes(subject: Subject) -> bool:
     return subject.buffer is None
 
 
-def drivers(transport: Transport, platform: Platform, selector: Mapping[str, str]) -> Drivers:
+def drivers(transport: Transport, platform: Platform, selector: Mapping[str, str], fence: Fence) -> Drivers:
     """The drivers of the modes that size something. Those of a cloud share its clients.
 
     `platform`, `selector`: of the installation's nodes; see `BufferDriver`.
     """
-    eks, gke = cache(eks_client), cache(gke_clients)
+    eks, gke = cache(partial(eks_client, fence=fence)), cache(gke_clients)
 
     def make(pool: CapacityPool, subject: Subject) -> Driver:
         pace = Pace(shrink_after=timedelta(seconds=pool.spec.scaling.shrink_after_seconds))
@@ -64,7 +64,7 @@ def drivers(transport: Transport, platform: Platform, selector: Mapping[str, str
         if subject.cloud is not None and subject.cloud.eks is not None:
             return EksDriver(subject.cloud.eks, pace, eks)
         if subject.cloud is not None and subject.cloud.gke is not None:
-            return GkeDriver(subject.cloud.gke, pace, gke)
+            return GkeDriver(subject.cloud.gke, pace, gke, fence)
         raise ValueError(f"nothing to size: {subject}")  # CEL rules forbid it
 
     return make

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
@@ -115,7 +117,9 @@ class NodePools:
         )
         scaler = PoolScaler(
             self.cache,
-            drivers(fenced, settings.platform, settings.node_selector),
+            drivers(
+                fenced, settings.platform, settings.node_selector, partial(lease.seconds_left, time.monotonic)
+            ),
             StatusWriter(
                 fenced,
                 self.cache,

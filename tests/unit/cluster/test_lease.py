@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -397,6 +398,17 @@ async def test_writes_end_with_what_the_others_see_of_the_lease() -> None:
         await asyncio.sleep(1)
         assert lease.seconds_left() == pytest.approx(max(sent) + TIMES.renew_deadline - loop.time())
     keeping.cancel()
+
+
+async def test_thread_without_a_loop_asks_by_a_clock_of_its_own() -> None:
+    """That of a cloud's client, before it sets a size."""
+    lease, clock = candidate(LeaseServer(), "one"), asyncio.get_running_loop().time
+    await lease.acquire()
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(lease.seconds_left, clock).result() == pytest.approx(lease.seconds_left())
+        await asyncio.sleep(TIMES.renew_deadline)
+        with pytest.raises(LeaseLost):
+            threads.submit(lease.seconds_left, clock).result()
 
 
 async def test_request_that_hangs_does_not_delay_the_next() -> None:

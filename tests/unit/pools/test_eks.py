@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.cluster.transport import Wrapper
-from shoal.errors import ScalingError, Unavailable
+from shoal.errors import LeaseLost, ScalingError, Unavailable
 from shoal.manifests.platforms import GENERIC
 from shoal.pools.eks import EksDriver, eks_client
 from shoal.pools.rules import Pace, Target
@@ -68,7 +68,7 @@ def create(client: Any) -> None:
 
 @pytest.fixture
 def driver() -> EksDriver:
-    return EksDriver(GROUP, Pace(), eks_client)
+    return EksDriver(GROUP, Pace(), functools.partial(eks_client, fence=lambda: None))
 
 
 async def test_without_its_client_it_says_what_to_install(
@@ -98,9 +98,10 @@ async def test_all_groups_of_a_region_share_one_client(eks: Any, monkeypatch: py
     create(eks)
     made: list[str] = []
     monkeypatch.setattr(
-        "shoal.pools.subject.eks_client", lambda region: made.append(region) or eks_client(region)
+        "shoal.pools.subject.eks_client",
+        lambda region, fence: made.append(region) or eks_client(region, fence),
     )
-    make = drivers(Wrapper(None), GENERIC, {})  # type: ignore[arg-type]
+    make = drivers(Wrapper(None), GENERIC, {}, lambda: None)  # type: ignore[arg-type]
     spec = {
         "capacityType": "Spot",
         "limits": {"nodes": 9},
@@ -125,6 +126,20 @@ async def test_only_the_desired_size_is_set(eks: Any, driver: EksDriver) -> None
     await driver.resize(5, await driver.read())
     group = eks.describe_nodegroup(clusterName="training", nodegroupName="spot-l4")["nodegroup"]
     assert group["scalingConfig"] == {"minSize": 1, "maxSize": 9, "desiredSize": 5}
+
+
+async def test_a_leader_that_was_stopped_sets_no_size(eks: Any) -> None:
+    """Another one had set the size meanwhile, and took that of the first for somebody else's."""
+    create(eks)
+
+    def lost() -> None:
+        raise LeaseLost("another leads")
+
+    driver = EksDriver(GROUP, Pace(), functools.partial(eks_client, fence=lost))
+    seen = await driver.read()
+    with pytest.raises(LeaseLost):
+        await driver.resize(5, seen)
+    assert await driver.read() == seen
 
 
 async def test_a_group_that_does_not_exist_is_named(eks: Any, driver: EksDriver) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from shoal.api.capacity_pool_scaling import GkeNodePool
-from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.errors import Busy, LeaseLost, ScalingError, Unavailable
+from shoal.pools.driver import Fence
 from shoal.pools.gke import Gke, GkeDriver, compute, gke_clients
 from shoal.pools.rules import Pace, Target
 
@@ -108,15 +109,24 @@ def cloud() -> Iterator[Cloud]:
     thread.join()
 
 
-def driver(cloud: Any, pool: GkeNodePool = POOL) -> GkeDriver:
-    return GkeDriver(pool, Pace(), lambda: cloud.clients)
+def driver(cloud: Any, pool: GkeNodePool = POOL, fence: Fence = lambda: None) -> GkeDriver:
+    return GkeDriver(pool, Pace(), lambda: cloud.clients, fence)
+
+
+async def test_a_leader_that_was_stopped_sets_no_size(cloud: Any) -> None:
+    def lost() -> None:
+        raise LeaseLost("another leads")
+
+    with pytest.raises(LeaseLost):
+        await driver(cloud, fence=lost).resize(6, Target(3, step=3))
+    assert cloud.sizes == {"a": 1, "b": 1, "c": 1}
 
 
 async def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("google.auth", "google.cloud.container_v1", "google.api_core"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ScalingError, match=r"pip install '\.\[pools\]'") as error:
-        await GkeDriver(POOL, Pace(), gke_clients).read()
+        await GkeDriver(POOL, Pace(), gke_clients, lambda: None).read()
     assert error.value.reason == "NotInstalled"
 
 
@@ -150,7 +160,7 @@ async def test_without_compute_engine_it_says_so_and_tries_again(session: type[r
     found = nowhere.get(container_v1.GetNodePoolRequest(name=NAME), None)
     clients = Gke(SimpleNamespace(get_node_pool=lambda **_: found), compute(session))
     with pytest.raises(Unavailable, match="spot-l4"):
-        await GkeDriver(POOL, Pace(), lambda: clients).read()
+        await GkeDriver(POOL, Pace(), lambda: clients, lambda: None).read()
 
 
 async def test_autoscaling_is_a_conflict(cloud: Cloud) -> None:
