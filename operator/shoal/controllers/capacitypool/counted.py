@@ -10,7 +10,7 @@ dropped sooner, and jobs that the pool does not know yet are counted later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -78,17 +78,27 @@ class Counted:
     """Operators whose jobs are this one's now: it was installed in their place."""
 
 
-def count(pool: CapacityPool, jobs: Iterable[TrainingJob], operator: str, now: datetime) -> Counted:
-    """Count. A job belongs to the operator that sees it; jobs of others are not seen."""
+def count(
+    pool: CapacityPool,
+    jobs: Iterable[TrainingJob],
+    operator: str,
+    now: datetime,
+    unread: Callable[[str], bool],
+) -> Counted:
+    """Count. A job belongs to the operator that sees it; jobs of others are not seen. `unread`: see `Seen`."""
     name, before = pool.metadata.name, pool.status
     known = {each.uid: each for each in before.counted}
     seen = {job.metadata.uid: job for job in jobs}
     # Until an operator of this version has written it, a part says not whose job it is.
-    theirs = [each for each in before.counted if each.uid not in seen and each.operator not in {"", operator}]
+    unseen = [
+        each
+        for each in before.counted
+        if each.uid not in seen and (each.operator not in {"", operator} or unread(each.uid))
+    ]
     using = {
         uid: usage for uid, job in seen.items() if (usage := job.status.pool_usage.get(name)) is not None
     }
-    room = max(0, MOST_PARTS - len(theirs))
+    room = max(0, MOST_PARTS - len(unseen))
     before_then = before.retired_until
     until = max(before_then or now - KEPT, now - KEPT, _soonest([seen[uid] for uid in using], room, now))
     ours, fresh, retires = list[CountedUsage](), [0] * len(_COUNTS), False
@@ -109,7 +119,7 @@ def count(pool: CapacityPool, jobs: Iterable[TrainingJob], operator: str, now: d
             ours.append(was)  # the same object, since there may be a thousand
         else:
             ours.append(CountedUsage(uid=uid, operator=operator, **dict(zip(_COUNTS, values, strict=True))))
-    parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
+    parts = tuple(sorted([*ours, *unseen], key=lambda each: each.uid))
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
     news = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
     return Counted(parts, news, until if retires else before_then, frozenset(moved))

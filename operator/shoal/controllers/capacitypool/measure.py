@@ -46,7 +46,7 @@ RENEWED = timedelta(minutes=5)
 def measure(seen: Seen) -> CapacityPoolStatus:
     """The pool's status."""
     pool, before = seen.pool, seen.pool.status
-    counted = count(pool, seen.jobs, seen.operator, seen.now)
+    counted = count(pool, seen.jobs, seen.operator, seen.now, seen.unread)
     known = sums_of(before)
     patience = stock.patience(seen, known.plus(counted.fresh))
     shares = _shares(seen, counted, patience)

@@ -106,6 +106,7 @@ class PoolReconciler:
             serving=len(serving),
             apart=len(serving - working),
             jobs=members.jobs(name),
+            unread=self._state.jobs.is_unread,
             full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
             worker_nodes=planned_nodes(

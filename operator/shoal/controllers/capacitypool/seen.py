@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,6 +24,8 @@ class Seen:
     """The jobs that have used it."""
     waiting: Sequence[datetime]
     """Since when pods of this pool have waited for a node: they were created, or let go by a queue."""
+    unread: Callable[[str], bool] = lambda _uid: False
+    """Whether a job, by its uid, is there and cannot be parsed: it may be none of `jobs`, and have used the pool."""
     newest: datetime | None = None
     """When the last machine of these came: see `waiting.last_came`."""
     held: Mapping[str, int] = field(default_factory=dict)

@@ -819,6 +819,20 @@ def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs
     assert (of.status.interruptions.seen, len(of.status.counted)) == (4, 1)
 
 
+def test_a_job_that_cannot_be_read_for_a_while_counts_once() -> None:
+    """A fresh leader took it for a deleted one, and counted its whole past again when it could be read."""
+    one, hidden = job("a", usage(interruptions=1)), job("b", usage(nodeSeconds=3600, interruptions=3))
+    unread = frozenset({hidden.metadata.uid})
+    of = share(pool(), one, hidden, operator="shoal")
+    for _ in range(2):
+        of = share(of, one, operator="shoal", unread=unread.__contains__)
+    of = share(of, one, hidden, operator="shoal")
+    assert of.status.sums is not None
+    assert (of.status.sums.interruptions, of.status.sums.node_seconds) == ("4", "3600")
+    of = share(of, one, operator="shoal")  # it is deleted
+    assert [each.uid for each in of.status.counted] == [one.metadata.uid]
+
+
 def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
     """6,000 that were kept made 1 MB of status, and a few more than etcd takes."""
     kept = [job(f"job-{n}", usage(interruptions=1) | ended(NOW)) for n in range(30)]
