@@ -146,7 +146,8 @@ class Rollback:
             undone = self._shard.history.version - copy.version
             self._shard.roll_back(replace(copy, generation=manifest.generation))
             self._coordinator.rewind(manifest.ledger)
-        self._snapshotter.set_latest(manifest, copy.version)
+        rollbacks = {key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger}
+        self._snapshotter.set_latest(manifest, copy.version, rollbacks)
         self._unanswered = False
         self._done()
         return undone

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -61,6 +61,8 @@ class Snapshotter(Background):
         """Held while a manifest is written."""
         self._state: tuple[int, bool, frozenset[str]] = (-1, False, frozenset())
         """The version of the last snapshot, whether training had ended, and which files of callbacks it lacks."""
+        self._of_rollback: dict[str, Any] = {}
+        """What the ledger of another snapshot of these same parameters says as well: the rollbacks that led to them."""
         self._published = 0
         self._tries_since: float | None = None
         self._logged = ""
@@ -109,8 +111,10 @@ class Snapshotter(Background):
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
             files = self._write(number, copy)
             ledger = frozen()
+            again = bool(self._of_rollback) and copy.version == self._state[0]
+            self._of_rollback = self._of_rollback if again else {}
             if ledger:  # even with one shard: their number may change between snapshots
-                ledger["partial"] = self._reconciler.manifest_part(files)
+                ledger |= self._of_rollback | {"partial": self._reconciler.manifest_part(files)}
             manifest = Manifest(
                 number=number,
                 epoch=self._shard.epoch,
@@ -129,12 +133,17 @@ class Snapshotter(Background):
             self._reconciler.published(files)
             self._state, self._published = (copy.version, *tasks), number
             self._untidy = False
-            self._prune()
+            if not again:  # else the older ones that a rollback may need gave way to copies of this one
+                self._prune()
             return self.last
 
-    def set_latest(self, manifest: Manifest, version: int) -> None:
-        """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
-        self.last, self._state = manifest, (version, False, frozenset())
+    def set_latest(self, manifest: Manifest, version: int, rollbacks: Mapping[str, Any]) -> None:
+        """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`.
+
+        `rollbacks`: what its ledger says of those that led to it.
+        """
+        self.last, self._of_rollback = manifest, dict(rollbacks)
+        self._state = (version, *self._tasks_now())
 
     def _tasks_now(self) -> tuple[bool, frozenset[str]]:
         tasks = self._coordinator.record.tasks

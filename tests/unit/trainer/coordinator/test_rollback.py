@@ -556,3 +556,19 @@ def test_snapshot_of_another_shard_follows_to_the_older_one(bench, tmp_path):
     bench.shard.history.generation = 1
     follower.handlers()["roll-back"](RollBackShard(generation=2))
     assert (bench.shard.history.version, bench.shard.history.generation) == (2, 2)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["left out", "another one each time"])
+def test_file_that_the_storage_lacks_resets_no_rollback_limit(bench, waits):
+    """A snapshot of the same parameters is none that was reached, and no good one is removed for it."""
+    snapshots_of_three(bench)
+    tasks = bench.coordinator.record.tasks
+    tasks.leave_out({"logs/long.csv": "File name too long"})
+    versions = []
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        for number in range(9):
+            bench.diverge()
+            versions.append(bench.shard.history.version)
+            tasks.leave_out({f"logs/{number}.csv": "File name too long"} if waits else {})
+            assert (bench.snapshotter.take() is not None) == waits
+    assert versions == [4, 2, 1, 1, 1]
