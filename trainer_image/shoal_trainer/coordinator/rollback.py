@@ -223,7 +223,7 @@ class Rollback:
         def wanted(manifest: Manifest) -> bool:
             return bool(manifest.ledger) and _version(manifest) < _version(than)
 
-        return self._store.load_newest(0, self._shard.shards, wanted)
+        return self._store.load_other(0, self._shard.shards, wanted)
 
     def _publish(self, to: Manifest, newest: Manifest, report: Diverged) -> Manifest:
         """Commit the rollback to a snapshot. `newest`: the one that exists."""

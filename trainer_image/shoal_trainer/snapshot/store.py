@@ -22,7 +22,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import TypeVar
 
@@ -58,6 +59,8 @@ _ENTRY = re.compile(rf"{FOLDER}/(?:manifest-|epoch-|\d{{10}}-)[^\s:,'\"]*")
 MAX_MANIFEST = 256 << 20
 PUBLISH_TRIES = 8
 """After this many refusals the listing is stale; the next interval tries again."""
+CONTROLS = 3
+"""So many other files are read to tell one that alone cannot be read from an outage."""
 LOAD_TRIES = 3
 """So often all snapshots that were listed may be removed while they are read."""
 REFUSALS = 3
@@ -270,11 +273,16 @@ class SnapshotStore:
         Not `load_settled`, which would not return while another run publishes faster than this shard loads.
         """
         began = self._clock()
-        found, _ = self._load(index, shards, wanted)
+        found = self.load_other(index, shards, wanted)
         if found is None:  # who has none begins from nothing
-            for error in self._unread.since(began).values():
-                raise error
+            self._check_unread(began)
         return found
+
+    def load_other(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool]
+    ) -> tuple[Manifest, ShardCopy] | None:
+        """As `load_newest`, for who has one already: a file that alone cannot be read is not waited for."""
+        return self._load(index, shards, wanted)[0]
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but of this generation or a later one; None if there is none yet.
@@ -284,9 +292,9 @@ class SnapshotStore:
         began = self._clock()
         found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
         if found is None:
-            for error in (damage, *self._unread.since(began).values()):
-                if error is not None:
-                    raise error
+            if damage is not None and self._only(self._unread.since(began)):
+                raise damage
+            self._check_unread(began)
         return found
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
@@ -371,6 +379,17 @@ class SnapshotStore:
             if self.next_number() == number:
                 return None, damage
         raise Outrun(f"snapshots were removed {LOAD_TRIES} times before this shard had read one")
+
+    def _only(self, unread: Collection[str]) -> bool:
+        """Whether only these files cannot be read, which are none or some: others are now, and these are not then."""
+        parts = (part.file for manifest in self.manifests() for part in manifest.shards)
+        others = islice((file for file in dict.fromkeys(parts) if file not in unread), CONTROLS)
+        return not unread or (any(map(self._answers, others)) and not any(map(self._answers, unread)))
+
+    def _check_unread(self, began: float) -> None:
+        """`Unreachable` if files could not be read since then."""
+        for error in self._unread.since(began).values():
+            raise error
 
     def _answers(self, file: str) -> bool:
         """Whether a file that could not be read can be now, to its end: only then is anything loaded again for it."""

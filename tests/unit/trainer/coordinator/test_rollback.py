@@ -22,12 +22,14 @@ from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.snapshot.unread import UNREAD_SECONDS
 from shoal_trainer.wire.messages import Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
-from tests.unit.trainer.ps.shards import pull_from, push_to
+from tests.unit.trainer.ps.shards import Clock, pull_from, push_to
 from tests.unit.trainer.snapshot.saving import latest
+from tests.unit.trainer.snapshot.test_unread import Worn
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -572,3 +574,21 @@ def test_file_that_the_storage_lacks_resets_no_rollback_limit(bench, waits):
             tasks.leave_out({f"logs/{number}.csv": "File name too long"} if waits else {})
             assert (bench.snapshotter.take() is not None) == waits
     assert versions == [4, 2, 1, 1, 1]
+
+
+def test_job_goes_back_to_the_snapshot_that_it_has_if_an_older_one_cannot_be_read(bench, tmp_path):
+    """It waited for the older one for ever, and nobody trained."""
+    for _ in range(2):
+        bench.train()
+        bench.snapshotter.take()
+    bench.diverge()
+    storage, clock = Worn(tmp_path), Clock()
+    bench.rollback._store = SnapshotStore(storage, clock)
+    storage.refuses = lambda name: name.endswith("manifest-0000000001.json")
+    lease, began = bench.lease(), clock.now
+    while clock.now < began + UNREAD_SECONDS:
+        with pytest.raises(Unreachable):
+            bench.diverge(lease)
+        clock.now += 10.0
+    bench.diverge(lease)
+    assert (bench.shard.history.version, bench.shard.history.generation) == (2, 2)

@@ -197,6 +197,32 @@ def test_shard_that_alone_cannot_read_what_the_job_rolled_back_to_says_so(tmp_pa
     assert before.shards[1].file in str(follower.failed)
 
 
+@pytest.mark.parametrize("timeout", [0.0, 30.0])
+def test_shard_waits_for_what_the_job_rolled_back_to_while_no_other_part_can_be_read(
+    tmp_path: Path, timeout: float
+) -> None:
+    """As in an outage of large reads, in which all else answers: the job ended for a minute of it."""
+    storage, clock = Worn(tmp_path), Clock()
+    store, trained = SnapshotStore(storage, clock), shards(2)
+    before = save(store, trained)
+    save(store, trained)
+    store.publish(before.model_copy(update={"number": store.next_number(), "generation": 1}))
+    ends, follower = clock.now + 300.0, Follower(trained[1], store)
+    storage.refuses = lambda each: clock.now < ends and "/shard-" in each
+
+    def fail() -> None:
+        clock.now += timeout
+
+    storage.waits = fail
+    while clock.now < ends:
+        with contextlib.suppress(Unreachable):
+            follower.handlers()["roll-back"](RollBackShard(generation=1))
+        clock.now += 4.0
+    follower.handlers()["roll-back"](RollBackShard(generation=1))
+    assert follower.failed is None
+    assert trained[1].history.generation == 1
+
+
 def test_shard_waits_for_the_manifest_that_it_is_to_return_to(bench: Bench) -> None:
     """Which generation a file has that cannot be read is not known: that of the rollback may still come."""
     bench.storage.refuses = lambda each: "manifest-" in each
