@@ -41,6 +41,7 @@ from shoal_trainer.coordinator.protocol import (
     Pushes,
     RollBackShard,
     SnapshotShard,
+    UnsentFiles,
 )
 from shoal_trainer.errors import DiskFull, ProtocolError, TrainerError, Unreachable, has_no_room
 from shoal_trainer.ps.contents import Span, Worker
@@ -219,14 +220,14 @@ class CoordinatorClient:
         self.identity = {"slot": slot, "incarnation": incarnation}
         """The fields of `Caller`."""
         self._requests = 0
-        self._joins = itertools.count(1)
+        self._words = itertools.count(1)
 
     def join(self, request: Join) -> Joined:
         """Join; returns the new tokens of the leases that continue. A long list of files is sent if it is wanted."""
-        brief = {"data": request.data.brief(), "number": next(self._joins)}
+        brief = {"data": request.data.brief(), "number": next(self._words)}
         joined = self._client.call("join", request.model_copy(update=brief), Joined)
         if joined.wants_files:
-            whole = request.model_copy(update={"number": next(self._joins)})
+            whole = request.model_copy(update={"number": next(self._words)})
             joined = self._client.call("join", whole, Joined)
         return joined
 
@@ -243,6 +244,8 @@ class CoordinatorClient:
 
     def send(self, request: Caller) -> None:
         """Send what needs no answer; of a report of a non-finite batch it comes when shard 0 has rolled back."""
+        if isinstance(request, UnsentFiles):
+            request = request.model_copy(update={"number": next(self._words)})
         self._client.call(NAMES[type(request)], request, Done)
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:

@@ -100,8 +100,7 @@ class Coordinator:
             member = self._contact(request.worker)
             if request.leases and request.generation != self.shard.history.generation:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
-            if 0 < request.number <= member.join_number:
-                raise Unreachable("this worker has sent another request to join")
+            _check_newest(member, request)
             if self.record.wants_files(request.data):
                 return self._file_list.ask(request.worker)
             self._file_list.joins(request.worker)
@@ -205,9 +204,14 @@ class Coordinator:
             return task
 
     def unsent_files(self, request: UnsentFiles) -> None:
-        """Files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
+        """Files of callbacks come later. `Overtaken` if another worker has run callbacks since.
+
+        `Unreachable` if a later word of this worker overtook it.
+        """
         with self.lock:
             tasks, member = self.record.tasks, self._contact(request.worker)
+            _check_newest(member, request)
+            member.word_number = max(member.word_number, request.number)
             if member.left or not tasks.sends_later(request.worker, request.names, request.called):
                 raise Overtaken("another worker runs the callbacks now")
             tasks.leave_out(request.left_out)
@@ -421,3 +425,9 @@ class Coordinator:
         """Those of these members that hold work."""
         holders = self._assigning.holders() if members else set()
         return [member for member in members if member.worker in holders]
+
+
+def _check_newest(member: Member, request: Join | UnsentFiles) -> None:
+    """`Unreachable` if this worker has said something newer: what it gave up may come later still."""
+    if 0 < request.number <= member.word_number:
+        raise Unreachable("this worker has sent another request to join, or word about its files, since")

@@ -68,7 +68,8 @@ class Member:
     """When it was first told that there is no work for it, since it had some."""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
-    join_number: int = 0
+    word_number: int = 0
+    """Of its newest request to join, or word about files that come later."""
     request_number: int = 0
     assignment: Assignment | None = None
     """The answer to that request for work."""
@@ -113,7 +114,7 @@ class Member:
 
     def joins(self, request: Join) -> None:
         """It joins, perhaps again: what it has said of itself."""
-        self.join_number, self.batch_size, self.node = request.number, request.batch_size, request.node
+        self.word_number, self.batch_size, self.node = request.number, request.batch_size, request.node
         self.device, self.device_name = request.device, request.device_name
         self.devices, self.cores = request.devices, request.cores
         if self.left:

@@ -182,8 +182,8 @@ class Join(WithWaste):
     generation: int = Field(default=0, ge=0)
     """Of the leases."""
     number: int = Field(default=0, ge=0)
-    """Grows with each request of this worker to join. One that a later one overtook is refused: its leases may be done.
-    0: not counted."""
+    """Grows with each request of this worker to join, and each `UnsentFiles`. One that a later one overtook is refused:
+    its leases may be done, and its files sent. 0: not counted."""
     unsent: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
     called: int | None = None
     """See `UnsentFiles`, whose `names` are `unsent`."""
@@ -307,6 +307,8 @@ class UnsentFiles(Caller):
     """The newest epoch whose callbacks this worker has run; None: unknown."""
     left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
     """See `TaskDone`."""
+    number: int = Field(default=0, ge=0)
+    """See `Join`: both are counted together."""
 
 
 class Leave(WithWaste):

@@ -61,7 +61,7 @@ def check_fences(shard):
 def check_lost(coordinator):
     """Whom the coordinator has fenced, or has seen leave, shard 0 refuses. Whose successor has joined, is fenced."""
     members = list(coordinator.members.known.values())
-    joined = dict(sorted(member.worker for member in members if member.join_number))
+    joined = dict(sorted(member.worker for member in members if member.word_number))
     for member in members:
         if member.present:
             assert member.incarnation >= joined.get(member.slot, 0), (

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from functools import partial
@@ -35,18 +36,21 @@ class Line:
 
     def __init__(self, cluster, slot):
         self.cluster, self.slot, self.identity = cluster, slot, {"slot": slot, "incarnation": 0}
-        self.old = False
+        self.old, self.words, self.said = False, itertools.count(1), []
 
     def upload(self, token, name, path):
         self.cluster.service.upload(self.slot, 0, token, name, iter([path.read_bytes()]))
 
     def join(self, request):
-        data = {"data": self.cluster.data, "batch_size": 2}
+        data = {"data": self.cluster.data, "batch_size": 2, "number": next(self.words)}
         return self.cluster.service.coordinator.join(request.model_copy(update=data))
 
     def send(self, request):
         if self.old and isinstance(request, UnsentFiles):
             raise ProtocolError("unknown path /v1/unsent-files")
+        if isinstance(request, UnsentFiles):
+            request = request.model_copy(update={"number": next(self.words)})
+            self.said.append(request)
         name = {UnsentFiles: "unsent-files", TaskDone: "task-done", Leave: "leave"}[type(request)]
         self.cluster.service.handlers()[name](request)
 
@@ -808,3 +812,40 @@ def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(clust
         cluster.send()
     assert cluster.stored() == {"b": "2", "c": "3"}
     assert "logs/a is left out" in cluster.tasks.lacking
+
+
+def test_a_word_that_a_later_one_overtook_holds_up_no_export(cluster):
+    """Its worker gave it up, and the network had it still. All tasks were that worker's from then on, for ever."""
+    cluster.full = True
+    cluster.epoch(best__keras="1")
+    first = cluster.planes[0]._client.said[-1]
+    assert first.names == ("logs/best.keras",)
+    cluster.full = False
+    cluster.send()
+    with pytest.raises(Unreachable, match="since"):
+        cluster.service.coordinator.unsent_files(first)
+    for _ in range(1, EPOCHS):
+        cluster.epoch()
+    assert cluster.work(0).task == "export"
+
+
+def test_a_word_that_a_later_one_overtook_loses_no_files(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(best__keras="1")
+    cluster.full = False
+    cluster.send()
+    line = cluster.planes[0]._client
+    old, upload = line.said[-1], line.upload
+    assert old.names == ()
+    cluster.full = True
+    cluster.epoch(best__keras="2")
+    cluster.full = False
+
+    def on_its_way(*call):
+        with contextlib.suppress(Unreachable):
+            cluster.service.coordinator.unsent_files(old)
+        upload(*call)
+
+    monkeypatch.setattr(line, "upload", on_its_way)
+    cluster.send()
+    assert cluster.stored() == {"best.keras": "2"}
