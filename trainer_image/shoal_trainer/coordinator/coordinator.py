@@ -111,9 +111,8 @@ class Coordinator:
             if self.record.set_data(request.data, request.batch_size):
                 self.beginning.replay()
             assert self.record.ledger is not None
-            self.record.tasks.joins(
-                request.worker, request.unsent, request.called
-            )  # before others run callbacks
+            # Before others run callbacks.
+            self.record.tasks.joins(request.worker, request.unsent, request.called, request.written)
             self.beginning.survived(request.known_samples)
             self.course.gathering.joined(request.slot)
             self.record.counters.wasted_steps += member.newly_wasted(request)
@@ -212,17 +211,18 @@ class Coordinator:
             tasks, member = self.record.tasks, self._contact(request.worker)
             _check_newest(member, request)
             member.word_number = max(member.word_number, request.number)
-            if member.left or not tasks.sends_later(request.worker, request.names, request.called):
+            said = request.names, request.called, request.written
+            if member.left or not tasks.sends_later(request.worker, *said):
                 raise Overtaken("another worker runs the callbacks now")
             tasks.leave_out(request.left_out)
             if not request.names:  # it has sent all, and a snapshot may say that they are lost
                 self.course.snapshot_soon()
 
-    def sends_later(self, worker: Worker) -> bool:
-        """Whether this worker may send files of callbacks that are done."""
+    def sends_later(self, worker: Worker, name: str) -> bool:
+        """Whether this worker may send this file of callbacks that are done."""
         with self.lock:
             self._contact(worker)
-            return self.record.tasks.sender == worker
+            return self.record.tasks.missing.get(name) == worker
 
     def held_task(self, worker: Worker, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token; None if it holds none."""

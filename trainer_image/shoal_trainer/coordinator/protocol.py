@@ -186,6 +186,7 @@ class Join(WithWaste):
     its leases may be done, and its files sent. 0: not counted."""
     unsent: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
     called: int | None = None
+    written: dict[str, int] = Field(default_factory=dict, max_length=MAX_FILES)
     """See `UnsentFiles`, whose `names` are `unsent`."""
 
 
@@ -305,6 +306,8 @@ class UnsentFiles(Caller):
     names: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
     called: int | None = None
     """The newest epoch whose callbacks this worker has run; None: unknown."""
+    written: dict[str, int] = Field(default_factory=dict, max_length=MAX_FILES)
+    """The epoch whose callbacks wrote each of them, and each that this worker has given up; none: unknown."""
     left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
     """See `TaskDone`."""
     number: int = Field(default=0, ge=0)

@@ -98,9 +98,7 @@ class Record:
         if self.data is None:
             self.set_data(DataSpec.model_validate(saved["data"]))
         else:
-            missing, waited = self.tasks.missing, self.tasks.waited
             self._resume(saved)
-            self.tasks.missing, self.tasks.waited = missing, waited  # the storage has what was sent since
         self.counters.wasted_steps = wasted
 
     def blank_ledger(self, data: DataSpec, batch_size: int = 0) -> Ledger:

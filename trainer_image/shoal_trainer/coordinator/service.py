@@ -145,7 +145,7 @@ class CoordinatorService:
         worker = slot, incarnation
 
         def check() -> str:
-            if token[0] == LATE and self.coordinator.sends_later(worker):
+            if token[0] == LATE and self.coordinator.sends_later(worker, name):
                 kind = "late"
                 self.artefacts.check_newest(worker, token[1], name)
             elif (task := self.coordinator.held_task(worker, token)) is not None:
@@ -159,7 +159,7 @@ class CoordinatorService:
         self.artefacts.receive(token, kind, name, chunks, check)
         if kind == "callbacks":
             with self.coordinator.lock:
-                self.coordinator.record.tasks.stores(worker, name)
+                self.coordinator.record.tasks.stores(worker, token, name)
 
     @contextlib.contextmanager
     def download(

@@ -8,14 +8,16 @@ it is there: it has made the callbacks, and what they know of the epochs before.
 A storage that takes no files would hold up the callbacks, and training with them. So callbacks are done once their
 result is known: their worker sends the files later. Until then all tasks are its own, so that it replaces no file of
 another worker by an older one, and the export waits. If it is lost, so are these files, which is told; so it is where
-a snapshot is all that is left.
+a snapshot is all that is left. Of each file the newest epoch that wrote it is kept: an older one never replaces it, and
+is not taken for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal
 
 from shoal_trainer.ps.contents import Worker
@@ -27,6 +29,11 @@ RESERVED_SECONDS = 30.0
 """How long a task waits for the worker that it is meant for: it may have lost its connection to a parameter server."""
 
 
+UNKNOWN = -1
+"""The epoch of a file of which none is known, as in a snapshot of an earlier version: any other is newer."""
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
 @dataclass
 class Task:
     """One task. `holder`: the worker to which it is leased, under `token`."""
@@ -35,6 +42,19 @@ class Task:
     epoch: int
     holder: Worker | None = None
     token: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that the callbacks of an epoch have written: the storage has it, unless it comes later or never.
+
+    `worker`: who sends it later. `lost`: why it never comes; "": it went with its worker. With both, a snapshot says
+    that it waits, and its worker has yet to say whether it still does.
+    """
+
+    epoch: int
+    worker: Worker | None = None
+    lost: str | None = None
 
 
 @dataclass
@@ -52,16 +72,14 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     caller: Worker | None = None
     """The worker that ran the last callbacks, until it is lost."""
-    missing: dict[str, Worker | str] = field(default_factory=dict)
-    """Files of callbacks: the worker that sends it later, or why it never comes; "": it went with its worker."""
-    waited: dict[str, Worker] = field(default_factory=dict)
-    """Of the missing files of which a snapshot says that they wait: their worker, until it has said which still do."""
-    stored: dict[str, Worker] = field(default_factory=dict)
-    """Files that a worker has stored while it ran callbacks, of the last worker of each."""
+    files: dict[str, File] = field(default_factory=dict)
+    """The newest of each name that the callbacks have written."""
     reserved_until: float = 0.0
     """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
     """What `complete` has returned since the last change."""
+    _missing: dict[str, Worker | str] | None = None
+    """What `missing` has returned since the last change."""
 
     def epoch_ended(
         self, epoch: int, logs: dict[str, float], now: float, *, validation: bool, callbacks: bool
@@ -178,45 +196,86 @@ class Tasks:
         self.exported = self.exported or task.kind == "export"
         return task
 
-    def joins(self, worker: Worker, unsent: Collection[str], called: int | None) -> None:
-        """A worker joins, and has yet to send these files. `called`: see `sends_later`; of a new process None.
+    def joins(
+        self, worker: Worker, unsent: Collection[str], called: int | None, written: Mapping[str, int]
+    ) -> None:
+        """A worker joins, and has yet to send these files; see `sends_later`. `called`: None of a new process.
 
-        What a snapshot says that it would send, and it does not say, the storage has taken since.
+        Which knows of no files: what a snapshot says that it would send went with the process before it.
         """
-        for name in [name for name, who in self.waited.items() if who == worker]:
-            del self.waited[name]
-            if called is not None and name not in unsent and self.missing.get(name) == "":
-                del self.missing[name]
         if called is not None:
-            self.sends_later(worker, unsent, called)
+            self.sends_later(worker, unsent, called, written)
+        else:
+            told = {n: f for n, f in self.files.items() if f.worker == worker and f.lost is not None}
+            self._change({n: replace(f, worker=None) for n, f in told.items()})
 
-    def sends_later(self, worker: Worker, names: Iterable[str], called: int | None = None) -> bool:
+    def sends_later(
+        self,
+        worker: Worker,
+        names: Collection[str],
+        called: int | None = None,
+        written: Mapping[str, int] = NOTHING,
+    ) -> bool:
         """This worker has yet to send these files of callbacks, and no others. False if others follow it.
 
-        `called`: the newest epoch whose callbacks it has run; None: unknown.
+        What was to come from it, and it names no more, the storage has taken since, unless it has given it up. A newer
+        file of another worker stays, whatever becomes of that one.
+
+        `called`: the newest epoch whose callbacks it has run; None: unknown. `written`: the epoch of each of these
+        files, and of those that it has given up; an earlier version does not say it.
         """
         first = self.queue[0] if self.queue else None
         holder = first.holder if first is not None and first.kind != "evaluate" else None
-        overtaken = self.sender is None and called is not None and called < len(self.complete()) - 1
-        told, follower = set(names), holder or self.caller
-        if overtaken or not {self.sender, follower} <= {None, worker}:
-            newer = {name for name in told if follower is not None and self.stored.get(name) == follower}
-            self.missing = {**dict.fromkeys(told - newer, ""), **self.missing}
-            return False
-        others = {name: who for name, who in self.missing.items() if who != worker}
-        self.missing = {**others, **dict.fromkeys(names, worker)}
-        return True
+        writes = len(self.complete()) if holder == worker else None
+        # What it wrote in an epoch that is to come again is as new as the last one that is complete.
+        newest = len(self.complete()) - (writes is None)
+        said = newest if called is None else called
+        waits = {name: min(newest, written.get(name, said)) for name in names}
+        given_up = {name: min(newest, epoch) for name, epoch in written.items() if name not in waits}
+        mine = {name: file for name, file in self.files.items() if file.worker == worker}
+        self._change({n: File(f.epoch) for n, f in mine.items() if n not in waits and n not in given_up})
+        newer = {n for n, e in waits.items() if e != writes and n not in mine and self._epoch(n) > e}
+        followed = not {self.sender, holder or self.caller} <= {None, worker} or not newer <= written.keys()
+        lost = given_up | waits if followed else given_up
+        self._change({n: File(e, lost="") for n, e in lost.items() if n in mine or self._older(n, e)})
+        if not followed:
+            self._change({n: File(e, worker) for n, e in waits.items() if n not in newer})
+        return not followed
 
-    def stores(self, worker: Worker, name: str) -> None:
+    def stores(self, worker: Worker, token: tuple[int, int], name: str) -> None:
         """This worker has stored a file of the callbacks that it runs."""
-        self.stored[name] = worker
-        self.missing.pop(name, None)
+        if (task := self.held(worker, token)) is not None:
+            self._change({name: File(task.epoch)})
 
     def leave_out(self, names: Mapping[str, str]) -> None:
         """These files never come, because the storage can never have them or they are lost, unless they do later."""
-        self.missing |= {
-            name: why for name, why in names.items() if isinstance(self.missing.get(name, ""), str)
-        }
+        self._change(
+            {
+                name: File(self._epoch(name), lost=why)
+                for name, why in names.items()
+                if isinstance(self.missing.get(name, ""), str)
+            }
+        )
+
+    def _epoch(self, name: str) -> int:
+        """Of the callbacks that wrote the newest file of this name, as far as is known."""
+        return self.files[name].epoch if name in self.files else UNKNOWN
+
+    def _older(self, name: str, epoch: int) -> bool:
+        """Whether a file of this epoch would be newer than what is known of its name, and no other is on its way."""
+        return self._epoch(name) < epoch and isinstance(self.missing.get(name, ""), str)
+
+    def _change(self, files: dict[str, File]) -> None:
+        self.files.update(files)
+        self._missing = None
+
+    @property
+    def missing(self) -> dict[str, Worker | str]:
+        """Files of callbacks: the worker that sends it later, or why it never comes; "": it went with its worker."""
+        if self._missing is None:
+            of = {name: file.worker if file.lost is None else file.lost for name, file in self.files.items()}
+            self._missing = {name: who for name, who in of.items() if who is not None}
+        return self._missing
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -244,7 +303,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
-        self.missing, self.waited, self.stored = {}, {}, {}  # of the other run's folder
+        self.files, self._missing = {}, None  # of the other run's folder
         self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
@@ -258,8 +317,7 @@ class Tasks:
     def release(self, worker: Worker) -> list[str]:
         """Release the tasks of this worker; returns the files that it has yet to send, which are lost."""
         lost = sorted(name for name, who in self.missing.items() if who == worker)
-        self.missing |= dict.fromkeys(lost, "")
-        self.waited = {name: who for name, who in self.waited.items() if who != worker}
+        self._change({n: File(f.epoch, lost="") for n, f in self.files.items() if f.worker == worker})
         if self.evaluator == worker:
             self.evaluator = None
         if self.caller == worker:
@@ -274,7 +332,6 @@ class Tasks:
 
         Files that wait are lost, for a version that knows no better, and unless their worker says otherwise.
         """
-        waiting = {name: who for name, who in self.missing.items() if not isinstance(who, str)}
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": list(self.history),
@@ -282,7 +339,10 @@ class Tasks:
             "learningRate": self.learning_rate,
             "lost": sorted(self.missing.keys() - self.left_out.keys()),
             "leftOut": self.left_out,
-            "waiting": {name: list(who) for name, who in (self.waited | waiting).items()},
+            "waiting": {
+                name: list(file.worker) for name, file in self.files.items() if file.worker is not None
+            },
+            "written": {name: file.epoch for name, file in self.files.items()},
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -292,10 +352,18 @@ class Tasks:
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])
-        # A snapshot of an earlier version has none of these. What workers have said since it was taken is as true.
-        left_out = {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
-        self.missing = {**dict.fromkeys(map(str, saved.get("lost", ())), ""), **left_out, **self.missing}
-        waiting = saved.get("waiting", {}).items()
-        self.waited = {str(name): (int(slot), int(incarnation)) for name, (slot, incarnation) in waiting}
+        # A snapshot of an earlier version has none of these. What was said since it was taken is as true, of epochs
+        # that may come again.
+        written = {str(name): int(epoch) for name, epoch in saved.get("written", {}).items()}
+        lost = {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
+        lost = dict.fromkeys(map(str, saved.get("lost", ())), "") | lost
+        waiting = {str(name): (int(who[0]), int(who[1])) for name, who in saved.get("waiting", {}).items()}
+        newest = len(self.complete()) - 1
+        since = {name: replace(file, epoch=min(file.epoch, newest)) for name, file in self.files.items()}
+        saved_files = {
+            name: File(written.get(name, UNKNOWN), waiting.get(name), lost.get(name))
+            for name in written.keys() | lost.keys()
+        }
+        self.files, self._missing = saved_files | since, None
         rate = saved.get("learningRate")
         self.learning_rate = None if rate is None else float(rate)

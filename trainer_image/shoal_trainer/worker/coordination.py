@@ -95,6 +95,8 @@ class ControlPlane:
         """The files of callbacks that the storage lacks, though none waits for it, and why."""
         self._called: int | None = None
         """The newest epoch whose callbacks this worker has run."""
+        self._written: dict[str, int] = {}
+        """Of the files of callbacks that were to come later, and that the storage has not taken: the epoch."""
         self._late = LateFiles(self)
         self._joined = threading.Event()
         self._finished = False
@@ -128,6 +130,7 @@ class ControlPlane:
             known_samples=wasted.known_samples,
             unsent=unsent,
             called=self._called,
+            written=dict(self._written),  # read after what waits, so that what was just stored is in neither
         )
         joined = self._client.join(request)
         if unsent:  # some may have arrived before this request did
@@ -220,6 +223,7 @@ class ControlPlane:
                 trouble = error
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
+            self._written |= dict.fromkeys(late, work.epoch)
             self._late.add({name: files[name] for name in late}, trouble)
             self._uploaded |= late
         return tuple(sent)
@@ -236,6 +240,7 @@ class ControlPlane:
             self.leave_out(name, str(error))
             return False
         self._left_out.pop(name, None)
+        self._written.pop(name, None)
         return True
 
     def leave_out(self, name: str, why: str) -> None:
@@ -247,8 +252,14 @@ class ControlPlane:
 
     def announce(self, names: Iterable[str]) -> None:
         """Say which files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
-        said = {"names": tuple(names), "called": self._called, "left_out": dict(self._left_out)}
-        self._client.send(UnsentFiles(**self._client.identity, **said))
+        said = UnsentFiles(
+            **self._client.identity,
+            names=tuple(names),
+            called=self._called,
+            written=dict(self._written),
+            left_out=dict(self._left_out),
+        )
+        self._client.send(said)
 
     def forget(self, names: Iterable[str]) -> None:
         """These files were not sent: the next callbacks of this worker upload them again."""

@@ -38,7 +38,7 @@ class Plane(Protocol):
         """Say which files come later. `Overtaken` if another worker has run callbacks since."""
 
     def uploaded(self, token: Token, name: str, path: Path) -> bool:
-        """Upload a file, unless the storage can never have it."""
+        """Upload a file, unless the storage can never have it. `Overtaken` if others have written a newer one."""
 
     def leave_out(self, name: str, why: str) -> None:
         """Tell that the storage lacks this file, until it is uploaded."""
@@ -140,7 +140,7 @@ class LateFiles(Background):
         return None
 
     def _send_one(self, name: str, copy: Path) -> None:
-        lost = None
+        lost: OSError | Overtaken | None = None
         try:
             self._upload(name, copy)
         except Unreachable:
@@ -148,13 +148,16 @@ class LateFiles(Background):
                 order = sorted(self.copies, key=name.__eq__)
                 self.copies = {each: self.copies[each] for each in order}
             raise
-        except OSError as error:
+        except (OSError, Overtaken) as error:
             lost = error
         with self._lock:
             if self.copies.get(name) != copy:  # it was replaced just now
                 return
-            if lost is not None:
+            if isinstance(lost, OSError):
                 self._plane.leave_out(name, f"its copy on the disk of the worker is lost: {lost.strerror}")
+            if isinstance(lost, Overtaken):
+                log.warning("a copy of %s is not sent: others have written it since", name)
+            if lost is not None:
                 self._plane.forget([name])
             _remove([self.copies.pop(name)])
 

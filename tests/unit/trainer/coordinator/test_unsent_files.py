@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +52,8 @@ def test_one_worker_writes_and_none_beside_an_export(events):
                     assert {name for name, who in tasks.missing.items() if who == worker} == names
                     assert tasks.sender == (worker if names else None)
                 else:
-                    assert names <= tasks.missing.keys()
+                    newest = epochs if called is None else called
+                    assert all(n in tasks.missing or tasks.files[n].epoch >= newest for n in names)
             case "lost", worker:
                 unsent = {name for name, who in tasks.missing.items() if who == worker}
                 assert tasks.release(worker) == sorted(unsent)
@@ -91,3 +93,73 @@ def test_no_more_than_a_few_names_are_told():
     assert tasks.lacking == ""
     tasks.sends_later((1, 0), [])
     assert tasks.missing == {}
+
+
+A, B, C = WORKERS
+F = "logs/best_weights.npz"
+
+
+def ran(tasks, epoch, worker, stores=()):
+    """This worker has run the callbacks of an epoch, and stored these files."""
+    tasks.epoch_ended(epoch, {"loss": 1.0}, 0.0, validation=False, callbacks=True)
+    assert tasks.grant(worker, (1, epoch), RESERVED_SECONDS) is not None
+    for name in stores:
+        tasks.stores(worker, (1, epoch), name)
+    assert tasks.done((1, epoch), {}, 0.0)
+
+
+def restarted(tasks):
+    again = Tasks()
+    again.load(json.loads(json.dumps(tasks.dump())))
+    return again
+
+
+@pytest.mark.parametrize("later", ["joins", "after a third worker", "after a second restart"])
+def test_older_copy_is_not_lost_where_the_storage_has_a_newer_file(later):
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    assert tasks.sends_later(A, [F], 0, {F: 0})
+    tasks = restarted(tasks)
+    ran(tasks, 1, B, stores=[F])
+    if later == "after a third worker":
+        tasks.release(B)
+        ran(tasks, 2, C)
+    elif later == "after a second restart":
+        tasks = restarted(tasks)
+    tasks.joins(A, [F], 0, {F: 0})
+    assert tasks.missing == {}
+
+
+def test_what_a_worker_gave_up_since_the_snapshot_stays_lost():
+    tasks = Tasks()
+    ran(tasks, 0, A, stores=[F])
+    ran(tasks, 1, A)
+    assert tasks.sends_later(A, [F], 1, {F: 1})
+    tasks = restarted(tasks)
+    tasks.joins(A, [], 1, {F: 1})
+    assert tasks.missing == {F: ""}
+
+
+def test_files_of_epochs_that_a_rollback_undoes_hold_back_no_later_ones():
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    saved = tasks.dump()
+    for epoch in (1, 2):
+        ran(tasks, epoch, A, stores=[F])
+    tasks.load(saved)
+    tasks.epoch_ended(1, {"loss": 1.0}, 0.0, validation=False, callbacks=True)
+    assert tasks.grant(A, (2, 1), 0.0)
+    assert tasks.sends_later(A, [F], 1, {F: 1})
+    assert tasks.sender == A
+
+
+def test_a_worker_of_an_earlier_version_is_told_that_all_its_copies_are_overtaken():
+    """It drops them all with the first that is."""
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    ran(tasks, 1, B, stores=[F])
+    tasks.release(B)
+    assert not tasks.sends_later(A, [F, "logs/log.csv"], 0)
+    assert tasks.missing == {"logs/log.csv": ""}
+    assert tasks.sends_later(A, [F, "logs/log.csv"], 0, {F: 0, "logs/log.csv": 0})
+    assert tasks.missing == {"logs/log.csv": A}

@@ -14,6 +14,7 @@ import pytest
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator import artefacts, report
 from shoal_trainer.coordinator.protocol import LATE, DataSpec, Leave, TaskDone, UnsentFiles
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import BadName, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.serve import ParameterServer
@@ -280,10 +281,9 @@ def test_files_that_are_lost_with_their_worker_are_told_until_they_are_written_a
         "all epochs are complete; logs/best.keras went with the worker that had written them, before the"
     )
     assert report.succeeded(cluster.service.coordinator).message.startswith(expected)
-    saved = cluster.tasks.dump()
-    cluster.tasks.missing.clear()
-    cluster.tasks.load(saved)
-    assert cluster.tasks.missing == {"logs/best.keras": ""}
+    again = Tasks()
+    again.load(cluster.tasks.dump())
+    assert again.missing == {"logs/best.keras": ""}
 
 
 def test_the_best_weights_of_an_earlier_epoch_are_not_taken_for_those_that_were_lost(cluster):
@@ -849,3 +849,72 @@ def test_a_word_that_a_later_one_overtook_loses_no_files(cluster, monkeypatch):
     monkeypatch.setattr(line, "upload", on_its_way)
     cluster.send()
     assert cluster.stored() == {"best.keras": "2"}
+
+
+def lost_while_others_went_on(cluster, monkeypatch):
+    """Best weights wait on worker 0, and a new parameter server 0 hears of worker 1 first."""
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = True
+    cluster.epoch(best_weights__npz="2")
+    cluster.full = False
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.planes[0], "join", lambda *_: None)
+        cluster.start()
+    cluster.service.coordinator.course.gathering.end()
+    for path in cluster.folder.iterdir():
+        path.unlink()
+    return cluster.train(1)
+
+
+@pytest.mark.parametrize("files_first", [False, True], ids=["joins first", "files are told first"])
+def test_what_a_worker_gave_up_before_it_joined_is_not_taken_for_stored(cluster, monkeypatch, files_first):
+    """Best weights of an earlier epoch were exported, and nothing was told."""
+    cluster.call(lost_while_others_went_on(cluster, monkeypatch), slot=1)
+    plane = cluster.planes[0]
+    for said in (cluster.send, lambda: plane.join({}, Wasted()))[:: 1 if files_first else -1]:
+        said()
+    assert LOST in cluster.tasks.lacking
+    plane.join({}, Wasted())
+    assert exported(cluster, 1) == b""
+
+
+def test_a_copy_that_others_have_overtaken_stays_so_when_they_are_gone(cluster, monkeypatch):
+    """Its worker runs the next callbacks, and sends it after them."""
+    work = lost_while_others_went_on(cluster, monkeypatch)
+    cluster.call(work, slot=1, best_weights__npz="3")
+    cluster.planes[0].join({}, Wasted())
+    cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
+    (cluster.folder / "best_weights.npz").unlink()
+    last = cluster.train(0)
+    with pytest.raises(Unreachable):  # the last callbacks wait for their files
+        cluster.call(last, log__csv="4")
+    cluster.send()
+    cluster.call(last)
+    assert cluster.stored() == {"best_weights.npz": "3", "log.csv": "4"}
+    assert cluster.tasks.missing == {}
+
+
+def test_best_weights_that_nobody_has_overtaken_are_sent_though_others_ran_callbacks(cluster, monkeypatch):
+    cluster.call(lost_while_others_went_on(cluster, monkeypatch), slot=1)
+    cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
+    cluster.planes[0].join({}, Wasted())
+    cluster.send()
+    assert cluster.stored() == {"best_weights.npz": "2"}
+    assert cluster.tasks.lacking == ""
+
+
+def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(long__csv="1")
+    saved = cluster.service.coordinator.record.dump()
+    line = cluster.planes[0]._client
+    upload = line.upload
+
+    def refused(*_):
+        raise BadName("File name too long")
+
+    monkeypatch.setattr(line, "upload", refused)
+    cluster.send()
+    monkeypatch.setattr(line, "upload", upload)
+    restarted_from(cluster, monkeypatch, saved)
+    assert list(cluster.tasks.missing) == ["logs/long.csv"]
