@@ -7,7 +7,6 @@ The server's errors keep their type: `Fenced`, `UserError`, `Unauthorized`, `Pro
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
 import itertools
 import shutil
@@ -50,6 +49,8 @@ from shoal_trainer.snapshot.manifest import ShardFile
 from shoal_trainer.wire.channel import enable_keepalive
 
 M = TypeVar("M", bound=Message)
+A = TypeVar("A")
+R = TypeVar("R")
 SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 UPLOAD_SECONDS = 600.0
@@ -79,6 +80,32 @@ class _Connection(http.client.HTTPSConnection):
         enable_keepalive(self.sock)
 
 
+class _OnDisk:
+    """A file of this worker, which tells an error of its disk from one of the connection: both may be the same.
+
+    A failed read is EIO mostly; a network file system gives ESTALE or ETIMEDOUT, a damaged one EUCLEAN or EBADMSG.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        """As the file's."""
+        return self._noted(self._file.read, size)
+
+    def write(self, data: bytes) -> int:
+        """As the file's."""
+        return self._noted(self._file.write, data)
+
+    def _noted(self, call: Callable[[A], R], argument: A) -> R:
+        try:
+            return call(argument)
+        except OSError as error:
+            self.error = error
+            raise
+
+
 class ControlClient:
     """Requests to one control server."""
 
@@ -103,13 +130,13 @@ class ControlClient:
     def put(self, path: str, file: Path) -> None:
         """Stream one file over a separate connection, so that other requests continue."""
         with file.open("rb") as content, contextlib.closing(self._separate()) as upload:
-            upload._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
+            upload._send("PUT", path, _OnDisk(content), UPLOAD_SECONDS, size=file.stat().st_size)
 
     def get(self, path: str, file: Path) -> None:
         """The reverse of `put`: write the answer to `file`. Raises `DiskFull` if it does not fit."""
         try:
             with file.open("wb") as content, contextlib.closing(self._separate()) as download:
-                download._send("GET", path, None, UPLOAD_SECONDS, into=content)
+                download._send("GET", path, None, UPLOAD_SECONDS, into=_OnDisk(content))
         except OSError as error:
             if not has_no_room(error):
                 raise
@@ -145,7 +172,7 @@ class ControlClient:
         timeout: float,
         *,
         size: int | None = None,
-        into: IO[bytes] | None = None,
+        into: _OnDisk | None = None,
     ) -> bytes:
         connection = self._connection
         fresh = connection is None
@@ -177,10 +204,7 @@ class ControlClient:
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:
                 return self._send(method, path, body, timeout)  # the server closed the idle connection
-            own = (
-                isinstance(error, OSError) and error.errno == errno.EIO
-            )  # of this disk: no connection has it
-            if own or (into is not None and has_no_room(error)):
+            if any(error is disk.error for disk in (body, into) if isinstance(disk, _OnDisk)):
                 raise
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None

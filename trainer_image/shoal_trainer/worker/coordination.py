@@ -5,6 +5,7 @@ A thread joins the coordinator and then sends a heartbeat each second, also whil
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -60,6 +61,9 @@ from shoal_trainer.worker.work import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""The worker itself has too much open. Whatever else keeps a file from being read, such as that others deleted it, may
+last for ever."""
 
 
 class ControlPlane:
@@ -221,6 +225,10 @@ class ControlPlane:
                 if exports:
                     raise
                 trouble = error
+            except OSError as error:
+                if exports:
+                    raise
+                self.leave_out(name, f"the worker cannot read it: {error.strerror}")
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
             self._written |= dict.fromkeys(late, work.epoch)
@@ -229,10 +237,14 @@ class ControlPlane:
         return tuple(sent)
 
     def uploaded(self, token: Token, name: str, path: Path, *, leaves_out: bool = True) -> bool:
-        """Upload a file; False if it is left out, since the storage can never have it."""
+        """Upload a file; False if it is left out: the storage can never have it. `OSError` if nobody can read it."""
         try:
             self._client.upload(token, name, path)
         except Unauthorized:  # a ProtocolError, but not the fault of the name
+            raise
+        except OSError as error:
+            if error.errno in BUSY:
+                raise Unreachable(f"the worker cannot read {name}: {error.strerror}") from error
             raise
         except (BadName, ProtocolError) as error:
             if not leaves_out:

@@ -7,7 +7,6 @@ lost with this worker, so the coordinator knows which files there are.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import shutil
@@ -26,11 +25,6 @@ from shoal_trainer.worker.work import About, StatusText, Token
 log = logging.getLogger(__name__)
 
 
-BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""The worker itself has too much open. Whatever else keeps a copy from being read, such as that others deleted it, may
-last for ever."""
-
-
 class Plane(Protocol):
     """Of `ControlPlane`, what is needed here."""
 
@@ -38,7 +32,12 @@ class Plane(Protocol):
         """Say which files come later. `Overtaken` if another worker has run callbacks since."""
 
     def uploaded(self, token: Token, name: str, path: Path) -> bool:
-        """Upload a file, unless the storage can never have it. `Overtaken` if others have written a newer one."""
+        """Upload a file, unless the storage can never have it.
+
+        Raises:
+            Overtaken: others have written a newer one.
+            OSError: it cannot be read, perhaps for ever.
+        """
 
     def leave_out(self, name: str, why: str) -> None:
         """Tell that the storage lacks this file, until it is uploaded."""
@@ -142,7 +141,7 @@ class LateFiles(Background):
     def _send_one(self, name: str, copy: Path) -> None:
         lost: OSError | Overtaken | None = None
         try:
-            self._upload(name, copy)
+            self._plane.uploaded((LATE, int(copy.name)), name, copy)
         except Unreachable:
             with self._lock:
                 order = sorted(self.copies, key=name.__eq__)
@@ -160,14 +159,6 @@ class LateFiles(Background):
             if lost is not None:
                 self._plane.forget([name])
             _remove([self.copies.pop(name)])
-
-    def _upload(self, name: str, copy: Path) -> None:
-        try:
-            self._plane.uploaded((LATE, int(copy.name)), name, copy)
-        except OSError as error:
-            if error.errno in BUSY:
-                raise Unreachable(f"the worker cannot read its copy of {name}: {error.strerror}") from error
-            raise
 
     def _drop(self, error: Overtaken) -> None:
         """Others run the callbacks now, and have written files of these names, or will."""

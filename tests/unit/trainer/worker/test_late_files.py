@@ -918,3 +918,24 @@ def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, 
     monkeypatch.setattr(line, "upload", upload)
     restarted_from(cluster, monkeypatch, saved)
     assert list(cluster.tasks.missing) == ["logs/long.csv"]
+
+
+def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(cluster, monkeypatch):
+    """It ended the worker, with nothing that named it."""
+    line = cluster.planes[0]._client
+    upload, errors = line.upload, {"logs/a": [errno.ESTALE], "logs/b": [errno.EMFILE]}
+
+    def read(token, name, path):
+        if errors.get(name):
+            raise OSError(found := errors[name].pop(), os.strerror(found))
+        upload(token, name, path)
+
+    monkeypatch.setattr(line, "upload", read)
+    cluster.epoch(a="1", b="2", c="3")
+    cluster.send()
+    assert cluster.stored() == {"b": "2", "c": "3"}
+    assert cluster.tasks.lacking == "logs/a is left out: the worker cannot read it: Stale file handle"
+    (cluster.folder / "a").write_text("12")
+    cluster.epoch()
+    assert cluster.stored()["a"] == "12"
+    assert cluster.tasks.lacking == ""
