@@ -52,8 +52,8 @@ class WorkerReport:
     last_seen_seconds: Number = 0.0
     """Seconds since its last request, on the coordinator's monotonic clock."""
     last_push_seconds: Number = 0.0
-    """Seconds since its last applied push, with which `steps` and `samples` grew: a speed is from push to push. A
-    coordinator of an earlier version does not tell: as if it came with the report."""
+    """Seconds since its last applied push, with which `steps` and `samples` grew, without those in `beside_seconds`: a
+    speed is from push to push. A coordinator of an earlier version does not tell: as if it came with the report."""
     first_push_at: UnixTime = None
     """Unix seconds of its first accepted push."""
     step_seconds: Figure = None

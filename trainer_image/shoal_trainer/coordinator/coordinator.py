@@ -258,7 +258,7 @@ class Coordinator:
         if member.first_push_at is None:
             member.first_push_at = self._wall()
         meta = push.meta
-        member.last_push = now
+        member.trained_until(now)
         self.stuck.pushed(member, now)
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
         if member.device:  # it has joined this coordinator
@@ -368,7 +368,7 @@ class Coordinator:
         """Observe who trains: the speeds are sums over a time in which that does not change."""
         now, tasks = self.clock(), self.record.tasks
         if tasks.holder is not None:
-            self.members.get(tasks.holder).last_push = now  # it has a task, and will push again
+            self.members.get(tasks.holder).trained_until(now)
             self.speeds.task(now)
         training = self.course.trains and not tasks.ending
         active = self.members.active() if training else []

@@ -55,6 +55,8 @@ class Member:
     push_seconds: float | None = None
     """Between pushes."""
     last_push: float = -math.inf
+    beside_then: float = 0.0
+    """Seconds in tasks and without work until its last push, as far as it had said."""
     message: str = ""
     beside: tuple[float, float] | None = None
     """Seconds in tasks, and without work, as it said last."""
@@ -125,9 +127,15 @@ class Member:
 
         None in what it says first: it may have spent hours under the process before this one, which counted them.
         """
+        if self.beside is None:
+            self.beside_then = tasks + waits
         before = self.beside or (tasks, waits)
         self.beside = max(tasks, before[0]), max(waits, before[1])
         return self.beside[0] - before[0], self.beside[1] - before[1]
+
+    def trained_until(self, now: float) -> None:
+        """It has pushed, or has a task and will push again."""
+        self.last_push, self.beside_then = now, sum(self.beside or ())
 
     def pushes(self, now: float) -> bool:
         """Whether it has pushed recently, by its own pace."""
@@ -167,6 +175,8 @@ class Member:
     def report(self, now: float) -> WorkerReport:
         """Its entry in the status report."""
         t = self.timings
+        beside = sum(self.beside or ())
+        trained = now - self.last_push - (beside - self.beside_then) if self.last_push > -math.inf else 0.0
         return WorkerReport(
             slot=self.slot,
             incarnation=self.incarnation,
@@ -174,7 +184,7 @@ class Member:
             steps=self.steps,
             samples=self.samples,
             last_seen_seconds=round(now - self.last_seen, 3),
-            last_push_seconds=round(now - self.last_push, 3) if self.last_push > -math.inf else 0.0,
+            last_push_seconds=round(max(0.0, trained), 3),
             first_push_at=self.first_push_at,
             step_seconds=t.step if t else None,
             compute_seconds=t.compute if t else None,
@@ -188,7 +198,7 @@ class Member:
             devices=self.devices,
             cores=self.cores,
             node=self.node,
-            beside_seconds=round(sum(self.beside or ()), 3),
+            beside_seconds=round(beside, 3),
             message=self.message,
         )
 

@@ -11,7 +11,6 @@ be watched, also after a restart of the operator, what `status.prediction` says 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.api.training_job import TrainingJob
@@ -37,23 +36,14 @@ class _Point(NamedTuple):
     steps: int
 
 
-@dataclass
-class _Watch:
-    """A worker."""
-
-    points: list[_Point] = field(default_factory=list)
-    beside: float = 0.0
-    """Seconds in tasks and waits until the last look."""
-
-
 class _Rate(NamedTuple):
     per_second: float
     seconds: float
     """Of a watch that tells as much."""
 
 
-Watches = dict[tuple[int, int, str], _Watch]
-"""By slot, incarnation, and the process of the coordinator, since each counts anew."""
+Watches = dict[tuple[int, int, str], list[_Point]]
+"""Of workers, by slot, incarnation, and the process of the coordinator, since each counts anew."""
 
 
 class Paces:
@@ -85,24 +75,21 @@ class Paces:
         found: dict[str, list[float]] = defaultdict(list)
         seconds = []
         for place, worker in active.items():
-            rate = _rate(watches.setdefault(place, _Watch()), worker, at - worker.beside_seconds)
+            rate = _rate(watches.setdefault(place, []), worker, at - worker.beside_seconds)
             if rate and place[:2] in pools:
                 found[pools[place[:2]]].append(rate.per_second)
                 seconds.append(rate.seconds)
         return Watched(found, sum(seconds) / len(seconds)) if found else Watched()
 
 
-def _rate(watch: _Watch, worker: WorkerReport, now: float) -> _Rate | None:
+def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | None:
     """The rate over the last 10 to 90 s, or ten steps; adds the last push. The first one only marks the begin.
 
     `now`: of the report, on the clock of the points. What is waited for longer than a step takes counts as well.
-    A report made in a task counts that task in the time since the push; the clock stands in it.
     """
-    points, beside = watch.points, max(worker.beside_seconds - watch.beside, 0.0)
-    watch.beside = worker.beside_seconds
     if points and worker.samples < points[-1].samples:  # no rate is negative, whatever a pod says
         points.clear()
-    pushed = now - max(worker.last_push_seconds - beside, 0.0)
+    pushed = now - worker.last_push_seconds
     if not points or (worker.samples > points[-1].samples and pushed > points[-1].at):
         points.append(_Point(pushed, worker.samples, worker.steps))
     last = points[-1]

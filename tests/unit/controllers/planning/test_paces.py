@@ -168,25 +168,32 @@ def test_a_push_before_a_task_is_no_time_of_training_later() -> None:
     for number in range(1, 40):
         beside += 30.0
         now = 70.0 * number
-        said = report(128 * number, batch=128, ago=35.0)
+        said = report(128 * number, batch=128, ago=5.0)
         worker = replace(said.workers[0], beside_seconds=beside)
         found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), now)
     assert found.speeds == {"spot": [pytest.approx(128 / 40)]}
 
 
-@given(st.integers(100, 400), st.integers(20, 90), st.integers(0, 59))
-def test_a_look_in_a_task_dates_the_push_before_it_as_one_in_training_does(
-    trains: int, evaluates: int, offset: int
+@given(
+    st.integers(1, 40),
+    st.integers(3, 12),
+    st.integers(20, 90),
+    st.sampled_from([20, 45, 60]),
+    st.integers(0, 59),
+)
+def test_a_task_between_two_looks_dates_no_push(
+    step: int, steps: int, evaluates: int, every: int, offset: int
 ) -> None:
-    """The worker looked up to 23 % too slow: the task was taken from the time of the push twice."""
+    """What passed in it was taken from the time since the push, which is without it."""
     paces, speeds = Paces(), []
-    for look in range(60):
-        at = 20 + offset + 60 * look
-        cycles, inside = divmod(at, trains + evaluates)
-        ago = max(inside - trains, 0)
-        said = report(32 * (cycles * trains + min(inside, trains)), batch=32, ago=float(ago))
-        worker = replace(said.workers[0], beside_seconds=float(cycles * evaluates + ago))
+    for look in range(120):
+        at = offset + every * look
+        cycles, inside = divmod(at, steps * step + evaluates)
+        trained = min(inside, steps * step)
+        done = trained // step
+        said = report(32 * (cycles * steps + done), batch=32, ago=float(trained - done * step))
+        worker = replace(said.workers[0], beside_seconds=float(cycles * evaluates + inside - trained))
         found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), float(at))
         speeds += found.speeds.get("spot", [])
-    assert speeds == [pytest.approx(32.0)] * len(speeds)
+    assert speeds == [pytest.approx(32 / step)] * len(speeds)
     assert len(speeds) > 50

@@ -100,3 +100,29 @@ def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> No
 def test_seconds_that_no_worker_can_have_spent_are_refused(field, seconds):
     with pytest.raises(ValidationError):
         Heartbeat(slot=0, incarnation=0, **{field: seconds})
+
+
+def since_push(bench: Bench) -> float:
+    return report.status(bench.coordinator).workers[0].last_push_seconds
+
+
+def test_time_since_the_last_push_is_of_training_only() -> None:
+    """A speed is of training: its reader need not know which of it a worker spent beside."""
+    bench = Bench(stop=StopAfter(epochs=3))
+    bench.join(0)
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, wait_seconds=7.0))
+    timed(bench, 0)
+    bench.now += 42.0
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=30.0, wait_seconds=17.0))
+    assert since_push(bench) == pytest.approx(2.0)
+    timed(bench, 0)
+    assert since_push(bench) == 0.0
+
+
+def test_hours_beside_before_a_restart_of_the_server_are_none_since_the_push() -> None:
+    bench = Bench(stop=StopAfter(epochs=3))
+    bench.join(0)
+    timed(bench, 0)
+    bench.now += 2.0
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=5000.0))
+    assert since_push(bench) == pytest.approx(2.0)
