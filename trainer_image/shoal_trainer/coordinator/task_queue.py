@@ -235,9 +235,10 @@ class Tasks:
         mine = {name: file for name, file in self.files.items() if file.worker == worker}
         self._change({n: File(f.epoch) for n, f in mine.items() if n not in waits and n not in given_up})
         newer = {n for n, e in waits.items() if e != writes and n not in mine and self._epoch(n) > e}
+        # An earlier version drops all its copies with the first that is refused, and does not say so.
         followed = not {self.sender, holder or self.caller} <= {None, worker} or not newer <= written.keys()
         lost = given_up | waits if followed else given_up
-        self._change({n: File(e, lost="") for n, e in lost.items() if n in mine or self._older(n, e)})
+        self._change({n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e)})
         if not followed:
             self._change({n: File(e, worker) for n, e in waits.items() if n not in newer})
         return not followed
@@ -261,8 +262,8 @@ class Tasks:
         """Of the callbacks that wrote the newest file of this name, as far as is known."""
         return self.files[name].epoch if name in self.files else UNKNOWN
 
-    def _older(self, name: str, epoch: int) -> bool:
-        """Whether a file of this epoch would be newer than what is known of its name, and no other is on its way."""
+    def _gives_way(self, name: str, epoch: int) -> bool:
+        """Whether what is known of this name is older than a file of this epoch, and not on its way."""
         return self._epoch(name) < epoch and isinstance(self.missing.get(name, ""), str)
 
     def _change(self, files: dict[str, File]) -> None:
