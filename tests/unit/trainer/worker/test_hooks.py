@@ -199,7 +199,7 @@ def test_callbacks_are_made_only_on_the_worker_that_runs_them(start_servers):
     assert not made
     assert [worker.join() for worker in [each.start() for each in workers]] == [End.FINISHED] * 2
     assert len(made) == 1
-    assert all(each.worker.loop.steps for each in workers)
+    assert any(each.worker.loop.steps for each in workers)
 
 
 class Final(callbacks.CSVLogger):
