@@ -17,17 +17,14 @@ is loaded only if the newer one is lost before its own first snapshot.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import fmean
-from typing import TypeVar
 
-from shoal_trainer.errors import Fenced, OtherFormat, Outrun, SnapshotError, Unreachable
+from shoal_trainer.errors import Fenced, Outrun, SnapshotError, Unreachable
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
@@ -35,36 +32,21 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
-from shoal_trainer.snapshot.manifest import (
-    FORMAT,
-    Head,
-    Manifest,
-    ShardFile,
-    Written,
-    applied_to_list,
-    is_whole,
-    sealed,
-)
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile, applied_to_list
+from shoal_trainer.snapshot.pruning import Pruner
+from shoal_trainer.snapshot.published import Published, numbers, path
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.snapshot.unread import Unread
 from shoal_trainer.wire.messages import Applied
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=Head)
-
-_MANIFEST = re.compile(r"manifest-(\d{10})\.json")
-_FILES = re.compile(r"\d{10}-\d+")
-_ENTRY = re.compile(rf"{FOLDER}/(?:manifest-|epoch-|\d{{10}}-)[^\s:,'\"]*")
-MAX_MANIFEST = 256 << 20
 PUBLISH_TRIES = 8
 """After this many refusals the listing is stale; the next interval tries again."""
 CONTROLS = 3
 """So many other files are read to tell one that alone cannot be read from an outage."""
 LOAD_TRIES = 3
 """So often all snapshots that were listed may be removed while they are read."""
-REFUSALS = 3
-"""After this many refusals by `prune` nothing may be removed, or what may not was tried again."""
 
 
 class SnapshotStore:
@@ -74,23 +56,17 @@ class SnapshotStore:
         self._storage, self._clock = storage, clock
         self._wrote_at: float | None = None
         """When the last bytes went into a shard's file; None: none is being written."""
-        self._heads: dict[int, Head] = {}
-        """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
         self._loaded: int | None = None
         """The number of the snapshot that was loaded, until one is published here: newer ones may be damaged."""
         self._unread = Unread(clock)
-        self._told: set[str] = set()
-        """What was logged of snapshots that are skipped."""
-        self._refused: set[str] = set()
-        """What could not be removed, as names in the folder."""
-        self._tidy: set[str] = set()
-        """The folders in which is nothing but what manifests name."""
+        self._published = Published(storage, self._unread)
+        self._pruner = Pruner(storage, self._published)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
         """A number above those of all published snapshots."""
-        return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
+        return self._published.next_number()
 
     def discard(self, number: int, part: ShardFile) -> None:
         """Remove this part of an attempt at snapshot `number` if nothing was ever published here.
@@ -100,7 +76,7 @@ class SnapshotStore:
         if self.next_number() > 1:
             return
         try:
-            self._storage.size(self._name(number))  # the listing may be stale
+            self._storage.size(path(number))  # the listing may be stale
         except FileNotFoundError:
             self._storage.remove(f"{FOLDER}/{part.file}")
 
@@ -182,12 +158,11 @@ class SnapshotStore:
             names = self._storage.names(FOLDER)
             if (claimed := claims.highest(names).get(0, 0)) > manifest.epoch:
                 raise Fenced(f"incarnation {claimed} has claimed the storage, this is {manifest.epoch}")
-            newest = max([*_numbers(names), refused])
+            newest = max([*numbers(names), refused])
             if newest:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
-            if self._storage.create(self._name(manifest.number), sealed(manifest.to_json())):
-                self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
+            if self._published.create(manifest):
                 self._loaded = None
                 return manifest
             refused = manifest.number
@@ -200,60 +175,13 @@ class SnapshotStore:
         died. A newer epoch may be writing such files: it removes them. The snapshot that was loaded stays until one is
         published here. `Unreachable`, without a name, if something cannot be removed: it is tried again after all else.
         """
-        names = self._storage.names(FOLDER)
-        if claims.highest(names).get(0, 0) > epoch:
-            return
-        numbers = sorted({*_numbers(names), *self._heads})  # a stale listing may lack one
-        keep = [*(n for n in numbers[: -max(1, retain)] if n == self._loaded), *numbers[-max(1, retain) :]]
-        doomed = [*claims.outdated(names), *(self._file(number) for number in numbers if number not in keep)]
-        cannot: list[Unreachable] = []
-        with contextlib.suppress(SnapshotError):  # until an unreadable manifest is removed, all files stay
-            named = {shard.file for number in keep for shard in self._head(number).shards}
-            self._heads = {number: self._heads[number] for number in keep}
-            self._tidy.intersection_update(_folder(file) for file in named)
-            for folder in filter(_FILES.fullmatch, names):
-                with _noted(cannot):
-                    doomed += self._unnamed(folder, named)
-        self._refused.intersection_update(doomed)
-        refused = 0
-        for name in sorted(doomed, key=self._refused.__contains__):
-            self._refused.add(name)
-            with _noted(cannot):
-                self._storage.remove(f"{FOLDER}/{name}")
-                self._refused.remove(name)
-            if name in self._refused and (refused := refused + 1) == REFUSALS:
-                break
-        if cannot:
-            raise Unreachable(_ENTRY.sub(FOLDER, str(cannot[0])))
-
-    def _unnamed(self, folder: str, named: set[str]) -> list[str]:
-        """What of a folder no manifest names. It is listed until it was tidy after the snapshot that followed it."""
-        in_use = {_folder(file) for file in named}
-        if folder not in in_use:
-            return [folder]
-        if folder in self._tidy:
-            return []
-        files = (f"{folder}/{name}" for name in self._storage.names(f"{FOLDER}/{folder}"))
-        unnamed = [file for file in files if file not in named]
-        if not unnamed and folder != max(in_use):
-            self._tidy.add(folder)
-        return unnamed
+        self._pruner.prune(retain, epoch, self._loaded)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def manifests(self) -> Iterator[Manifest]:
-        """The readable manifests, newest first; damaged ones are logged and skipped.
-
-        `OtherFormat` instead of those that are older than one of another version: nobody may train on from them and
-        remove what was trained since.
-        """
-        for number in reversed(_numbers(self._storage.names(FOLDER))):
-            try:
-                yield self._read(number, Manifest)
-            except OtherFormat:
-                raise
-            except SnapshotError as error:
-                self._tell(logging.WARNING, f"{error}: skipped")
+        """The readable manifests, newest first: see `Published.newest_first`."""
+        return self._published.newest_first()
 
     def load_settled(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
@@ -299,7 +227,7 @@ class SnapshotStore:
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
         """Shard `index` of `shards` from snapshot `number`. `SnapshotError` if it does not exist or is damaged."""
-        manifest = self._read(number, Manifest)
+        manifest = self._published.read(number, Manifest)
         copy = self.load_shard(manifest, index, shards)
         self._loaded = number
         return manifest, copy
@@ -365,13 +293,13 @@ class SnapshotStore:
         """
         for _ in range(LOAD_TRIES):
             number, damage = self.next_number(), None
-            for manifest in filter(wanted, self.manifests()):
+            for manifest in filter(wanted, self._published.newest_first()):
                 try:
                     self._check_files(manifest)
                     copy = self.load_shard(manifest, index, shards)
                 except SnapshotError as error:  # shards that do not read this file load this snapshot
                     text = f"snapshot {manifest.number}: {error}: skipped by shard {index} of {shards}"
-                    self._tell(logging.ERROR, text)
+                    self._published.tell(logging.ERROR, text)
                     damage = damage or error
                 else:
                     self._loaded = manifest.number
@@ -382,7 +310,7 @@ class SnapshotStore:
 
     def _only(self, unread: Collection[str]) -> bool:
         """Whether only these files cannot be read, which are none or some: others are now, and these are not then."""
-        parts = (part.file for manifest in self.manifests() for part in manifest.shards)
+        parts = (part.file for manifest in self._published.newest_first() for part in manifest.shards)
         others = islice((file for file in dict.fromkeys(parts) if file not in unread), CONTROLS)
         return not unread or (any(map(self._answers, others)) and not any(map(self._answers, unread)))
 
@@ -403,7 +331,7 @@ class SnapshotStore:
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
-            published = self._head(newest)
+            published = self._published.head(newest)
         except SnapshotError as error:
             log.warning("%s: it is kept, and the next snapshot gets a higher number", error)
             return
@@ -424,66 +352,6 @@ class SnapshotStore:
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
-    def _tell(self, level: int, text: str) -> None:
-        """Once: who waits for what cannot be read tries again and again."""
-        if text not in self._told:
-            self._told.add(text)
-            log.log(level, "%s", text)
-
-    def _head(self, number: int) -> Head:
-        if number not in self._heads:
-            self._heads[number] = self._read(number, Head)
-        return self._heads[number]
-
-    def _read(self, number: int, kind: type[T]) -> T:
-        name = self._name(number)
-        try:
-            with self._unread.reading(self._file(number), "no longer exists"):
-                if self._storage.size(name) > MAX_MANIFEST:
-                    raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
-                content = self._storage.read(name)
-            head = kind.model_validate_json(content)
-        except ValueError as error:
-            why = f"{name} is not a valid manifest: {str(error).splitlines()[0]}"
-            if not is_whole(content):
-                raise SnapshotError(why) from None
-            with contextlib.suppress(ValueError):
-                _check_format(name, Written.model_validate_json(content))
-            raise OtherFormat(why) from None
-        if not is_whole(content):
-            raise SnapshotError(f"{name} is damaged: it does not have the SHA-256 that it says")
-        _check_format(name, head)
-        return head
-
-    @classmethod
-    def _name(cls, number: int) -> str:
-        return f"{FOLDER}/{cls._file(number)}"
-
-    @staticmethod
-    def _file(number: int) -> str:
-        return f"manifest-{number:010d}.json"
-
-
-def _folder(file: str) -> str:
-    """The folder of a `ShardFile.file`."""
-    return file.split("/", maxsplit=1)[0]
-
-
-@contextlib.contextmanager
-def _noted(errors: list[Unreachable]) -> Iterator[None]:
-    """The other calls are made all the same."""
-    try:
-        yield
-    except Unreachable as error:
-        errors.append(error)
-
-
-def _check_format(name: str, written: Written) -> None:
-    if written.format > FORMAT:
-        raise OtherFormat(
-            f"{name} has format {written.format}, and this version of Shoal reads up to {FORMAT}"
-        ) from None
-
 
 def _check_covers(manifest: Manifest) -> None:
     """`SnapshotError` unless the shards hold each value of the model once, as in a manifest that is not damaged."""
@@ -499,7 +367,3 @@ def _pace(parts: Sequence[ShardFile]) -> float | None:
     """The mean pace of the velocity in these parts; None if one does not say it."""
     known = [part.pace for part in parts if part.pace is not None]
     return fmean(known) if len(known) == len(parts) else None
-
-
-def _numbers(names: Iterable[str]) -> list[int]:
-    return sorted(int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name)))

@@ -19,8 +19,9 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.pruning import REFUSALS
 from shoal_trainer.snapshot.storage import LocalStorage
-from shoal_trainer.snapshot.store import REFUSALS, SnapshotStore
+from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import latest

@@ -25,6 +25,7 @@ from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.manifest import PIECE, Manifest
+from shoal_trainer.snapshot.published import path
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
@@ -220,7 +221,7 @@ def test_manifest_whose_shards_do_not_cover_the_model_is_skipped(
 ) -> None:
     manifest = save(local, shards(2))
     wrong = manifest.model_copy(update={"model": MODEL.model_copy(update=change)})
-    (tmp_path / local._name(1)).write_text(wrong.to_json())
+    (tmp_path / path(1)).write_text(wrong.to_json())
     assert local.load_newest(0, 2) is None
     assert local.load_newest(0, 3) is None
 
@@ -231,7 +232,7 @@ def fuzzed_manifest() -> tuple[Path, str, bytes, np.ndarray]:
     root = Path(tempfile.mkdtemp(prefix="shoal-test-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     store, (shard,) = SnapshotStore(LocalStorage(root)), shards(1, pushes=1)
-    name, copy = store._name(save(store, [shard]).number), shard.copy()
+    name, copy = path(save(store, [shard]).number), shard.copy()
     assert copy is not None
     return root, name, (root / name).read_bytes(), copy.arrays["parameters"]
 

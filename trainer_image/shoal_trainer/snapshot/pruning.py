@@ -1,0 +1,84 @@
+"""What is removed of a run's snapshots: old ones, files that no manifest names, and outdated claims."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from shoal_trainer.errors import SnapshotError, Unreachable
+from shoal_trainer.snapshot import claims
+from shoal_trainer.snapshot.claims import FOLDER
+from shoal_trainer.snapshot.published import Published, file_of
+from shoal_trainer.snapshot.storage import Storage
+
+_FILES = re.compile(r"\d{10}-\d+")
+_ENTRY = re.compile(rf"{FOLDER}/(?:manifest-|epoch-|\d{{10}}-)[^\s:,'\"]*")
+REFUSALS = 3
+"""After this many refusals nothing may be removed, or what may not was tried again."""
+
+
+class Pruner:
+    """Removes, and remembers what it could not."""
+
+    def __init__(self, storage: Storage, published: Published) -> None:
+        self._storage, self._published = storage, published
+        self._refused: set[str] = set()
+        """What could not be removed, as names in the folder."""
+        self._tidy: set[str] = set()
+        """The folders in which is nothing but what manifests name."""
+
+    def prune(self, retain: int, epoch: int, loaded: int | None) -> None:
+        """Remove all but the newest `retain` snapshots and the one that is `loaded`; see `SnapshotStore.prune`."""
+        names = self._storage.names(FOLDER)
+        if claims.highest(names).get(0, 0) > epoch:
+            return
+        numbers = self._published.among(names)
+        keep = [*(n for n in numbers[: -max(1, retain)] if n == loaded), *numbers[-max(1, retain) :]]
+        doomed = [*claims.outdated(names), *(file_of(number) for number in numbers if number not in keep)]
+        cannot: list[Unreachable] = []
+        with contextlib.suppress(SnapshotError):  # until an unreadable manifest is removed, all files stay
+            named = {shard.file for number in keep for shard in self._published.head(number).shards}
+            self._published.keep(keep)
+            self._tidy.intersection_update(_folder(file) for file in named)
+            for folder in filter(_FILES.fullmatch, names):
+                with _noted(cannot):
+                    doomed += self._unnamed(folder, named)
+        self._refused.intersection_update(doomed)
+        refused = 0
+        for name in sorted(doomed, key=self._refused.__contains__):
+            self._refused.add(name)
+            with _noted(cannot):
+                self._storage.remove(f"{FOLDER}/{name}")
+                self._refused.remove(name)
+            if name in self._refused and (refused := refused + 1) == REFUSALS:
+                break
+        if cannot:
+            raise Unreachable(_ENTRY.sub(FOLDER, str(cannot[0])))
+
+    def _unnamed(self, folder: str, named: set[str]) -> list[str]:
+        """What of a folder no manifest names. It is listed until it was tidy after the snapshot that followed it."""
+        in_use = {_folder(file) for file in named}
+        if folder not in in_use:
+            return [folder]
+        if folder in self._tidy:
+            return []
+        files = (f"{folder}/{name}" for name in self._storage.names(f"{FOLDER}/{folder}"))
+        unnamed = [file for file in files if file not in named]
+        if not unnamed and folder != max(in_use):
+            self._tidy.add(folder)
+        return unnamed
+
+
+def _folder(file: str) -> str:
+    """The folder of a `ShardFile.file`."""
+    return file.split("/", maxsplit=1)[0]
+
+
+@contextlib.contextmanager
+def _noted(errors: list[Unreachable]) -> Iterator[None]:
+    """The other calls are made all the same."""
+    try:
+        yield
+    except Unreachable as error:
+        errors.append(error)
