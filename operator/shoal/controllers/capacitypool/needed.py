@@ -20,10 +20,13 @@ from shoal.policy.facts.waits import kept_apart
 def room_of(pool: CapacityPool, nodes: Iterable[Node]) -> Amounts:
     """What a node of a pool has: as these say, else as the pool does; empty: nobody knows."""
     most = dict[str, float]()
-    alike = {
-        id(has := node.status.allocatable): has for node in nodes
-    }  # equal ones are one object (`kube.shared`)
-    for has in alike.values():
+    last: Amounts = ()
+    for node in nodes:
+        if (
+            has := node.status.allocatable
+        ) is last:  # equal ones are one object (`kube.shared`), and most are equal
+            continue
+        last = has
         for name, amount in has:
             most[name] = max(most.get(name, 0.0), amount)
     if most or not pool.spec.cores:

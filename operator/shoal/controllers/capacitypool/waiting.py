@@ -29,8 +29,8 @@ def last_came(
     One that never gets Ready was not to be had, nor was one that took nothing though pods wait. One that was not heard
     for a while, with its pods, was there. `on`: the pods of a node.
     """
-    ready = ((node.ready_since, node.metadata.name) for node in nodes)
-    for since, name in sorted(((at, name) for at, name in ready if at is not None), reverse=True):
+    ready = [(at, node.metadata.name) for node in nodes if (at := node.ready_since) is not None]
+    for since, name in sorted(ready, reverse=True):
         bound = [pod.bound_at for pod in on(name) if not pod.ended]
         if any(at is not None and at >= since for at in bound) or not (bound or some_wait):
             return since
