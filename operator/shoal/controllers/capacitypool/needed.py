@@ -1,7 +1,7 @@
 """How many nodes pods need, of which several may share one: pure.
 
 What else runs on the nodes is not seen, and one whose driver is not up yet has less than it will: so a node counts with
-as much of each resource as any of them has. Pods that wait in vain for what the nodes do not have correct that.
+as much of each resource as any of those that are looked at. Pods that wait in vain for what the nodes do not have correct that.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from shoal.api.amounts import Amounts, nodes_for
 from shoal.api.capacity_pool import CapacityPool
@@ -16,17 +17,14 @@ from shoal.api.kube import Node, Pod
 from shoal.manifests.pods import GPU
 from shoal.policy.facts.waits import kept_apart
 
+LOOKED_AT = 256
+"""Nodes of a pool: it has one kind of machine, or a few."""
+
 
 def room_of(pool: CapacityPool, nodes: Iterable[Node]) -> Amounts:
     """What a node of a pool has: as these say, else as the pool does; empty: nobody knows."""
     most = dict[str, float]()
-    last: Amounts = ()
-    for node in nodes:
-        if (
-            has := node.status.allocatable
-        ) is last:  # equal ones are one object (`kube.shared`), and most are equal
-            continue
-        last = has
+    for has in {node.status.allocatable for node in islice(nodes, LOOKED_AT)}:  # most are alike
         for name, amount in has:
             most[name] = max(most.get(name, 0.0), amount)
     if most or not pool.spec.cores:
