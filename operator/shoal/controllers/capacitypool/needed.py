@@ -1,7 +1,8 @@
 """How many nodes pods need, of which several may share one: pure.
 
 What else runs on the nodes is not seen, and one whose driver is not up yet has less than it will: so a node counts with
-as much of each resource as any of those that are looked at. Pods that wait in vain for what the nodes do not have correct that.
+as much of each resource as any of those that are looked at. Pods that wait in vain for what the nodes do not have
+correct that.
 """
 
 from __future__ import annotations
