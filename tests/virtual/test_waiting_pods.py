@@ -179,3 +179,39 @@ def test_a_server_that_runs_stays_though_its_operator_sees_it_wait_and_workers_g
             assert {slot.cause for slot in status.slots} == {""}
 
     play(story)
+
+
+def test_pods_that_wait_are_made_anew_though_their_scheduler_says_anew_why_they_do() -> None:
+    """Each word makes a version that the watch tells late: a deletion of the one before taught nothing, and paused all
+    others."""
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0, step_seconds=1.0)
+        world.nodes(0, 1)
+        async with world.living():
+            world.replica("a")
+            world.apply(workers={"replicas": 60, "maxReplicas": 60})
+            await asyncio.sleep(60)
+
+            async def speak() -> None:
+                for number in range(1_000_000):
+                    for name, node in placed(world).items():
+                        words = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                        words["message"] = f"0/{number} nodes are available"
+                        status = world.server.objects["pods", "team", name]["status"]
+                        if node is None:
+                            world.server.change(
+                                ("pods", "team", name), status={**status, "conditions": [words]}
+                            )
+                        await asyncio.sleep(0.01)
+
+            speaker = asyncio.create_task(speak())
+            world.server.lag = lambda watch, _change: 1.0 if watch.plural == "pods" else 0.0
+            note = {"metadata": {"annotations": {"note": "changed"}}}
+            world.edit(workers={"replicas": 60, "maxReplicas": 60, "template": note})
+            await world.until(
+                lambda: set(placed(world)) == {f"digits-worker-{n}-1" for n in range(60)}, 20, "made anew"
+            )
+            speaker.cancel()
+
+    play(story)

@@ -523,3 +523,30 @@ def test_pod_that_an_earlier_leader_made_and_that_appears_when_its_successor_run
         (0, "TakenBack"),
         (1, ""),
     }
+
+
+@pytest.mark.parametrize("deleting", [False, True], ids=["finished", "being deleted"])
+def test_node_of_a_pod_that_is_stuck_is_asked_for_also_at_the_end_of_its_job(deleting: bool) -> None:
+    """Nobody asked: the pod stayed, and with it the job."""
+    slot = {"role": "worker", "index": 0, "incarnation": 0, "state": "Draining", "cause": "Unwanted"}
+    slot |= {"node": "gone-0", "machine": "uid-gone-0/boot-1"}
+    status = {
+        "phase": "Running",
+        "observedGeneration": 1,
+        "slots": [slot],
+        "startTime": build.stamp(build.NOW),
+    }
+    if not deleting:
+        done = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
+        done["lastTransitionTime"] = status["completionTime"] = build.stamp(build.NOW)
+        status |= {"phase": "Succeeded", "conditions": [done]}
+    job = build.job(status)
+    if deleting:
+        ends = {"deletion_timestamp": build.stamp(build.NOW)}
+        job = job.model_copy(update={"metadata": job.metadata.model_copy(update=ends)})
+    pod = build.pod("worker", 0, 0, node="gone-0", deleting=build.NOW + timedelta(seconds=20))
+    later = build.NOW + timedelta(hours=1)
+    asks = plan(build.observe(job, pod, now=later))
+    assert ConfirmAbsent("gone-0", "Node") in asks.actions
+    knows = plan(build.observe(job, pod, now=later, absent_nodes=frozenset({"gone-0"})))
+    assert [a.grace_seconds for a in knows.actions if isinstance(a, DeletePod)] == [0]

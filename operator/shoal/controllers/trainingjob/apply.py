@@ -131,11 +131,8 @@ class Applier:
                 if _waits_as_a_whole(job) and not job.status.finished:
                     await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
-            case DeletePod(name, uid, grace_seconds, why, version):
-                await self._confirm_node(job, name, force=grace_seconds == 0)
-                options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
-                await objects.delete(job, PODS, name, uid, version, **options)
-                logger.info("%s/%s: %s is deleted: %s", job.metadata.namespace, job.metadata.name, name, why)
+            case DeletePod():
+                return await self._delete_pod(job, answers, action)
             case UpdateService(name, selector, back_from, back_to):
                 await self._confirm_newest(job, answers)
                 for pod in filter(None, (back_to, back_from)):
@@ -160,7 +157,28 @@ class Applier:
                 else:
                     self._state.nodes.put(node)
             case DeleteJob(name, uid, version):
-                await objects.delete(job, JOBS, name, uid, version, propagationPolicy="Background")
+                (await objects.delete(job, JOBS, name, uid, version, propagationPolicy="Background")).accept(
+                    404
+                )
+        return True
+
+    async def _delete_pod(self, job: TrainingJob, answers: ApiAnswers, action: DeletePod) -> bool:
+        """Delete a pod; False if it is another one by now, or runs or has ended, which the next plan is to know.
+
+        One that only has changed, as when its scheduler says anew why it waits, is deleted as it is now.
+        """
+        name, version = action.name, action.version
+        await self._confirm_node(job, name, force=action.grace_seconds == 0)
+        options = {} if action.grace_seconds is None else {"gracePeriodSeconds": action.grace_seconds}
+        deleted = await self._objects.delete(job, PODS, name, action.uid, version, **options)
+        if deleted.status == 409:
+            answers.gone_pods |= await self._objects.confirm_absent(job, name)
+            now = self._state.pods.get(name, job.metadata.namespace)
+            if now is None or now.metadata.uid != action.uid or now.running or now.ended:
+                return False
+            version = now.metadata.resource_version
+            (await self._objects.delete(job, PODS, name, action.uid, version, **options)).accept(404)
+        logger.info("%s/%s: %s is deleted: %s", job.metadata.namespace, job.metadata.name, name, action.why)
         return True
 
     async def _apply_pod_group(

@@ -125,7 +125,9 @@ class Objects:
     async def delete(
         self, job: TrainingJob, kind: Kind, name: str, uid: str, version: str = "", **options: Any
     ) -> Answer:
-        """Delete an object, unless another one has its name by now. `version`: only if it has this resourceVersion.
+        """Delete an object, unless another one has its name by now.
+
+        `version`: only if it has this resourceVersion; else the answer is 409.
 
         Raises:
             Unavailable: another one has its name, or it changed at that moment: its watch says which.
@@ -134,7 +136,9 @@ class Objects:
         asked = {"uid": uid, "resourceVersion": version} if version else {"uid": uid}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": asked, **options}
         answer = await self._transport.request("DELETE", where, body=body, content_type=JSON)
-        answer.accept(404)
+        answer.accept(404, *((409,) if version else ()))
+        if answer.status == 409:
+            return answer
         if answer.ok and _stays(answer):
             terminating = kind.model.model_validate_json(answer.body, extra="ignore")
             self._caches[kind.plural].put(terminating)  # wakes the job: the plan that deleted it is over

@@ -12,11 +12,11 @@ from datetime import timedelta
 
 from shoal.api.kube import Pod
 from shoal.manifests import names
-from shoal.policy.actions import Action, DeleteDisruptionBudget, DeletePod, DeleteService
+from shoal.policy.actions import Action, ConfirmAbsent, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.decide.members import MOVED, NEVER_RAN, OUTDATED, OWN_CAUSES, ByIndex, Member, every
-from shoal.policy.facts.read import Facts
+from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
 MOST_KEPT = 10
@@ -93,9 +93,21 @@ def force(facts: Facts, pod: Pod, outcome: PodOutcome, timers: Timers) -> list[A
     return [] if timers.pending(due) else [DeletePod(pod.metadata.name, pod.metadata.uid, 0, "Stuck")]
 
 
+def ask_for_nodes(facts: Facts, *, of_ending: bool = False) -> list[Action]:
+    """The questions whether nodes are gone that seem to be. `of_ending`: those of pods that are being deleted."""
+    nodes = {
+        each.slot.node
+        for role in facts.sightings.values()
+        for each in role
+        if each.signal is not None and each.signal.reason == UNCONFIRMED.reason
+        if not of_ending or (each.pod is not None and each.pod.metadata.deletion_timestamp)
+    }
+    return [ConfirmAbsent(name, "Node") for name in sorted(nodes)]
+
+
 def stuck(facts: Facts) -> list[Action]:
     """The same of all pods: all that is done for a job that is being deleted, whose pods Kubernetes deletes."""
-    return [
+    return ask_for_nodes(facts, of_ending=True) + [
         action
         for role in facts.sightings.values()
         for each in role

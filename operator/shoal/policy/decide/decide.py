@@ -30,7 +30,7 @@ from shoal.policy.decide.servers import create_servers
 from shoal.policy.decide.usage import Usage, count, due
 from shoal.policy.decide.wanted import Wanted, wanted
 from shoal.policy.decide.workers import create_workers
-from shoal.policy.facts.read import UNCONFIRMED, Facts
+from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Observation
 
@@ -129,16 +129,7 @@ def _questions(facts: Facts) -> list[Action]:
         for each in role
         if each.verdict.outcome is PodOutcome.MISSING
     }
-    nodes = {
-        each.slot.node
-        for role in facts.sightings.values()
-        for each in role
-        if each.signal is not None and each.signal.reason == UNCONFIRMED.reason
-    }
-    return [
-        *(ConfirmAbsent(name) for name in sorted(pods)),
-        *(ConfirmAbsent(name, "Node") for name in sorted(nodes)),
-    ]
+    return [*(ConfirmAbsent(name) for name in sorted(pods)), *cleanup.ask_for_nodes(facts)]
 
 
 def _may_lack(seen: Observation, secret: str) -> bool:
