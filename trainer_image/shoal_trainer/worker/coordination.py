@@ -99,8 +99,6 @@ class ControlPlane:
         """The files of callbacks that the storage lacks, though none waits for it, and why."""
         self._called: int | None = None
         """The newest epoch whose callbacks this worker has run."""
-        self._written: dict[str, int] = {}
-        """Of the files of callbacks that were to come later, and that the storage has not taken: the epoch."""
         self._late = LateFiles(self)
         self._joined = threading.Event()
         self._finished = False
@@ -134,7 +132,9 @@ class ControlPlane:
             known_samples=wasted.known_samples,
             unsent=unsent,
             called=self._called,
-            written=dict(self._written),  # read after what waits, so that what was just stored is in neither
+            written=dict(
+                self._late.written
+            ),  # read after what waits, so that what was just stored is in neither
         )
         joined = self._client.join(request)
         if unsent:  # some may have arrived before this request did
@@ -221,6 +221,7 @@ class ControlPlane:
             try:
                 if trouble is None and self.uploaded(work.token, name, path, leaves_out=not exports):
                     sent.append(name)
+                    self._late.written.pop(name, None)
             except Unreachable as error:
                 if exports:
                     raise
@@ -231,8 +232,7 @@ class ControlPlane:
                 self.leave_out(name, f"the worker cannot read it: {error.strerror}")
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
-            self._written |= dict.fromkeys(late, work.epoch)
-            self._late.add({name: files[name] for name in late}, trouble)
+            self._late.add({name: files[name] for name in late}, work.epoch, trouble)
             self._uploaded |= late
         return tuple(sent)
 
@@ -252,7 +252,6 @@ class ControlPlane:
             self.leave_out(name, str(error))
             return False
         self._left_out.pop(name, None)
-        self._written.pop(name, None)
         return True
 
     def leave_out(self, name: str, why: str) -> None:
@@ -262,13 +261,13 @@ class ControlPlane:
         if len(self._left_out) < MAX_LEFT_OUT:
             self._left_out[name] = why[:MAX_TEXT]
 
-    def announce(self, names: Iterable[str]) -> None:
-        """Say which files of callbacks come later. `Overtaken` if another worker has run callbacks since."""
+    def announce(self, names: Iterable[str], written: Mapping[str, int]) -> None:
+        """See `late_files.Plane`."""
         said = UnsentFiles(
             **self._client.identity,
             names=tuple(names),
             called=self._called,
-            written=dict(self._written),
+            written=dict(written),
             left_out=dict(self._left_out),
         )
         self._client.send(said)

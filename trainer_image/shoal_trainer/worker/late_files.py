@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class Plane(Protocol):
     """Of `ControlPlane`, what is needed here."""
 
-    def announce(self, names: Iterable[str]) -> None:
-        """Say which files come later. `Overtaken` if another worker has run callbacks since."""
+    def announce(self, names: Iterable[str], written: Mapping[str, int]) -> None:
+        """Say which files come later, and of which epochs they are. `Overtaken` if others have run callbacks since."""
 
     def uploaded(self, token: Token, name: str, path: Path) -> bool:
         """Upload a file, unless the storage can never have it.
@@ -59,6 +59,8 @@ class LateFiles(Background):
         self._folder: Path | None = None
         self.copies: dict[str, Path] = {}
         """Of the files that wait, in the order in which they are sent."""
+        self.written: dict[str, int] = {}
+        """Of the files that wait, and of those that were to and that the storage has not taken: the epoch."""
         self._numbers = itertools.count()
         self._trouble = Unreachable("files of callbacks wait for the storage")
         self._backoff = Backoff()
@@ -68,8 +70,8 @@ class LateFiles(Background):
         """Why files wait; None if there are none."""
         return self._trouble if self.copies else None
 
-    def add(self, files: Mapping[str, Path], trouble: Unreachable) -> None:
-        """Take copies of these files, which replace those of an earlier epoch, and send them later.
+    def add(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> None:
+        """Take copies of these files of this epoch, which replace those of an earlier one, and send them later.
 
         Raises `trouble` if there is no room for them, or the coordinator is of a version that does not wait for them.
         """
@@ -80,9 +82,9 @@ class LateFiles(Background):
             more = sum(path.stat().st_size for path in files.values())
             if 2 * (held + more) > held + shutil.disk_usage(self._folder).free:
                 raise trouble
-            copies = dict[str, Path]()
+            copies, written = dict[str, Path](), self.written | dict.fromkeys(files, epoch)
             try:
-                self._plane.announce({*self.copies, *files})
+                self._plane.announce({*self.copies, *files}, written)
                 for name, path in files.items():
                     copies[name] = self._folder / str(next(self._numbers))
                     shutil.copyfile(path, copies[name])
@@ -99,6 +101,7 @@ class LateFiles(Background):
             self._trouble = trouble
             _remove(self.copies[name] for name in copies if name in self.copies)
             self.copies = {n: copies[n] for n in copies if n not in self.copies} | self.copies | copies
+            self.written = written
         self.wake()
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class LateFiles(Background):
     def _next(self) -> list[tuple[str, Path]]:
         """Tell which files come; returns those to send before it is told again: of many a sixteenth, for its cost."""
         with self._lock:  # so that the coordinator hears of no older state later
-            self._plane.announce(self.copies)
+            self._plane.announce(self.copies, self.written)
             return list(self.copies.items())[: 1 + len(self.copies) // 16]
 
     def _send(self) -> float | None:
@@ -140,8 +143,9 @@ class LateFiles(Background):
 
     def _send_one(self, name: str, copy: Path) -> None:
         lost: OSError | Overtaken | None = None
+        stored = False
         try:
-            self._plane.uploaded((LATE, int(copy.name)), name, copy)
+            stored = self._plane.uploaded((LATE, int(copy.name)), name, copy)
         except Unreachable:
             with self._lock:
                 order = sorted(self.copies, key=name.__eq__)
@@ -158,6 +162,8 @@ class LateFiles(Background):
                 log.warning("a copy of %s is not sent: others have written it since", name)
             if lost is not None:
                 self._plane.forget([name])
+            if stored:
+                self.written.pop(name, None)
             _remove([self.copies.pop(name)])
 
     def _drop(self, error: Overtaken) -> None:

@@ -272,7 +272,7 @@ def test_files_that_are_lost_with_their_worker_are_told_until_they_are_written_a
     with pytest.raises(Overtaken):
         cluster.planes[0]._client.upload((LATE, 0), "logs/log.csv", cluster.folder / "log.csv")
     with pytest.raises(Overtaken):
-        cluster.planes[0].announce(["logs/log.csv"])
+        cluster.planes[0].announce(["logs/log.csv"], {})
     cluster.full = False
     (cluster.folder / "best.keras").unlink()
     cluster.call(cluster.train(1), slot=1, log__csv="1\n2\n")
@@ -329,6 +329,39 @@ def test_a_disk_with_little_room_makes_the_callbacks_wait(cluster, monkeypatch):
     assert cluster.tasks.sender == (0, 0)
 
 
+def test_files_that_wait_for_room_are_not_told_as_lost(cluster, monkeypatch):
+    """What is told is of the copies that there are: the file of the epoch before waits still."""
+    cluster.full = True
+    cluster.epoch(a="1")
+    work = cluster.work(0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+    with pytest.raises(Unreachable):
+        cluster.call(work, a="1", b="x" * 100)
+    cluster.send()
+    assert cluster.tasks.lacking == ""
+    assert cluster.planes[0]._client.said[-1].written == {"logs/a": 0}
+
+
+def test_a_copy_that_was_replaced_while_it_was_sent_is_of_its_own_epoch(cluster, monkeypatch):
+    """Given up later, it would else be taken for stored."""
+    cluster.full = True
+    cluster.epoch(a="1")
+    work, line = cluster.work(0), cluster.planes[0]._client
+    upload = line.upload
+
+    def slow(*call):
+        with monkeypatch.context() as refused:
+            refused.setattr(line, "upload", upload)
+            cluster.call(work, a="12")
+        cluster.full = False
+        upload(*call)
+        cluster.full = True
+
+    monkeypatch.setattr(line, "upload", slow)
+    cluster.planes[0]._late._send_one("logs/a", cluster.planes[0]._late.copies["logs/a"])
+    assert cluster.planes[0]._late.written == {"logs/a": 1}
+
+
 def test_copies_take_at_most_half_of_what_would_be_free_without_them(cluster, monkeypatch):
     late, file = cluster.planes[0]._late, cluster.folder / "x"
     file.write_text("x")
@@ -338,10 +371,10 @@ def test_copies_take_at_most_half_of_what_would_be_free_without_them(cluster, mo
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=20 - taken()))
     cluster.epoch()
-    late.add({f"logs/{number}": file for number in range(6)}, Unreachable(FULL))
+    late.add({f"logs/{number}": file for number in range(6)}, 0, Unreachable(FULL))
     with pytest.raises(Unreachable, match="No space left"):
-        late.add({f"logs/{number}": file for number in range(6, 12)}, Unreachable(FULL))
-    late.add({f"logs/{number}": file for number in range(6, 10)}, Unreachable(FULL))
+        late.add({f"logs/{number}": file for number in range(6, 12)}, 0, Unreachable(FULL))
+    late.add({f"logs/{number}": file for number in range(6, 10)}, 0, Unreachable(FULL))
     assert taken() == 10
 
 
@@ -631,7 +664,7 @@ def test_a_folder_of_copies_that_was_deleted_is_made_again(cluster):
 def test_many_files_are_named_a_few_times_each_and_no_copy_is_measured_again(cluster, tmp_path, monkeypatch):
     told, measured = [], []
     plane = SimpleNamespace(
-        announce=told.extend,
+        announce=lambda names, _: told.extend(names),
         uploaded=lambda *_: True,
         set_message=lambda *_: None,
     )
@@ -646,7 +679,7 @@ def test_many_files_are_named_a_few_times_each_and_no_copy_is_measured_again(clu
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", counted)
-    late.add(files, Unreachable(FULL))
+    late.add(files, 0, Unreachable(FULL))
     assert len(measured) < 10 * count
     late._send()
     late.close()
