@@ -671,6 +671,7 @@ def test_server_that_waits_for_the_storage_says_why_to_whoever_asks(tmp_path, mo
             client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
         except Unreachable as error:
             words = str(error)
+    client.close()
     assert "waiting for the storage: cannot write s3://buckt/x: there is no such bucket" in words
     server.stop()
     run.join(60)

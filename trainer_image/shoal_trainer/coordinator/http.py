@@ -150,6 +150,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             if self.path != STATUS_PATH or self._control.status is None:
                 raise ProtocolError(f"unknown path {self.path}")
             self._authorize("status")
+            self._answers()
             return self._control.status()
 
         self._reply(answer)
@@ -160,10 +161,11 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         def answer() -> Message:
             self._authorize(PURPOSE)
             name = self.path.removeprefix("/v1/")
+            body = self.rfile.read(self._length(MAX_JOIN if name == "join" else MAX_BODY))
+            self._answers()
             handler = self._control.handlers.get(name)
             if handler is None:
                 raise ProtocolError(f"unknown path {self.path}")
-            body = self.rfile.read(self._length(MAX_JOIN if name == "join" else MAX_BODY))
             try:
                 request = REQUESTS[name].model_validate_json(body)
             except ValidationError as error:
@@ -179,6 +181,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
         def answer() -> Message:
             self._authorize(PURPOSE)
+            self._answers()
             self._unread = self._length(MAX_FILE)
             if (upload := self._control.upload) is None:
                 raise ProtocolError(f"unknown path {self.path[:200]}")
@@ -189,6 +192,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def _opened(self) -> contextlib.AbstractContextManager[Content]:
         self._authorize(PURPOSE)
+        self._answers()
         control = self._control
         if self.path == CODE and control.code is not None:
             return control.code()
@@ -219,7 +223,10 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             body = str(error).encode()[:4096]
             if isinstance(error, ProtocolError):
                 self.listener.refusals.refused(self._visit.address, error)
-            self.close_connection = True  # a body may be left unread
+            # A body may be left unread. That of a POST was read before `Unreachable`, and each worker tries again in a
+            # second: a handshake for each would take the processor from what they wait for.
+            if self.command == "PUT" or not isinstance(error, Unreachable):
+                self.close_connection = True
             self._discard()
         except (OSError, ssl.SSLError):
             self.close_connection = True
@@ -260,6 +267,9 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         if scheme != "Bearer" or not self._control.credentials.token_matches(purpose, token.strip()):
             raise Unauthorized("no valid token for this job")
         self.prove()
+
+    def _answers(self) -> None:
+        """`Unreachable` while this server answers no request yet."""
         if why := self._control.waits_for():
             raise Unreachable(why)
 

@@ -14,6 +14,7 @@ from shoal_trainer.contract import STATUS_PATH, Shard
 from shoal_trainer.coordinator.control_client import MAX_ANSWER, ControlClient, CoordinatorClient
 from shoal_trainer.coordinator.http import safe_name
 from shoal_trainer.coordinator.protocol import (
+    FILES,
     MAX_BODY,
     MAX_FILE,
     MAX_JOIN,
@@ -201,10 +202,42 @@ def test_errors_keep_their_type_over_http(start_server, error):
     served = start_server()
     served.error = error
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    for _ in range(2):  # the first error closed the connection: a new one opens
+    for _ in range(2):  # also where the first error closed the connection: a new one opens
         with pytest.raises(type(error), match=str(error)):
             client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     client.close()
+
+
+def test_a_server_that_waits_says_so_on_the_same_connection(start_server):
+    """Each worker asks once a second: a handshake for each would take the processor from what they wait for."""
+    served = start_server(waits_for=lambda: "the parameter server reads the storage")
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    connections = set()
+    for _ in range(3):
+        with pytest.raises(Unreachable, match="reads the storage"):
+            client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
+        connections.add(client._connection)
+    assert None not in connections
+    assert len(connections) == 1
+    served.server.waits_for = lambda: ""
+    assert client.call("next", Next(slot=3, incarnation=0, number=1), Assignment).seconds == 3
+    assert {client._connection} == connections
+    client.close()
+
+
+def test_a_server_that_waits_reads_no_upload(start_server):
+    """The next request would begin in the middle of it."""
+    served = start_server(waits_for=lambda: "the parameter server reads the storage")
+    code, _ = served.ask("PUT", f"{FILES}0/0/1/1/a", b"x" * 100)
+    assert (code, served.files) == (503, {})
+    head = f"PUT {FILES}0/0/1/1/a HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n"
+    with served.connect() as client:
+        client.sendall(f"{head}Authorization: Bearer {served.credentials.token(PURPOSE)}\r\n\r\n".encode())
+        answer = b""
+        while more := client.recv(1 << 16):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Connection: close" in answer
 
 
 def test_internal_error_is_logged_and_retryable(start_server, caplog):
