@@ -7,6 +7,7 @@ reads no Secret and resolves no name. Another pod that gets the same address can
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import traceback
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ MAX_VALUES = 1 << 16
 The report of 1,000 workers has 30,000."""
 MAX_WORDS = 500
 """Characters of what is said of an answer that could not be used: its sender chose it."""
+MAX_SAID = 4096
+"""Bytes of it that are looked at: a parameter server says no more."""
+_ARN = re.compile(r"\barn:[^\s\"',;)]*[^\s\"',;).:]")
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class HttpsCoordinator:
             if answer.status == 401:
                 raise _OtherKey(f"{url}: HTTP 401")
             if answer.status == 503:
-                raise Unavailable(answer.body[:MAX_WORDS].decode("utf-8", "replace"))
+                raise Unavailable(_told(answer.body))
             if answer.status != 200:
                 raise Unavailable(f"{url}: HTTP {answer.status}")
             body = answer.body
@@ -183,6 +187,13 @@ class HttpsCoordinator:
             raise
         self._kept[endpoint.job_uid] = connection
         return answer
+
+
+def _told(body: bytes) -> str:
+    """What a server waits for: at first what failed, and at last what to change. Others read it: no ARN tells who."""
+    text = _ARN.sub("arn:…", body[:MAX_SAID].decode("utf-8", "replace"))
+    half = MAX_WORDS // 2 - 2
+    return text if len(text) <= MAX_WORDS else f"{text[:half]} … {text[-half:]}"
 
 
 def _words(error: Exception) -> str:

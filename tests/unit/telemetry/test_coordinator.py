@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from shoal.controllers.trainingjob.credentials import InstallKey, JobCredentials, job_credentials
 from shoal.errors import ShoalError, Unavailable
 from shoal.telemetry.connection import Answer, Connection
-from shoal.telemetry.coordinator import MAX_REPORT_BYTES, Endpoint, HttpsCoordinator
+from shoal.telemetry.coordinator import MAX_REPORT_BYTES, MAX_WORDS, Endpoint, HttpsCoordinator
 from shoal_trainer.contract import (
     CONTROL_PORT,
     MAX_EPOCHS,
@@ -35,6 +35,7 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.advice import with_advice
 
 KEY = InstallKey(b"k" * 32)
 
@@ -424,9 +425,31 @@ async def test_what_a_server_waits_for_is_told_in_its_words(
 ) -> None:
     words = "waiting for the storage: there is no such bucket" + "!" * 10_000
     async with serving(tmp_path, "u1", web.Response(status=503, text=words)) as address:
-        with pytest.raises(Unavailable, match=r"waiting for the storage: there is no such bucket!+$") as told:
+        with pytest.raises(
+            Unavailable, match=r"waiting for the storage: there is no such bucket!+ … !+$"
+        ) as told:
             await coordinator.read(endpoint("u1", address))
-    assert len(str(told.value)) < 1000
+    assert len(str(told.value)) <= MAX_WORDS
+
+
+async def test_what_to_change_is_told_with_what_a_server_waits_for_and_not_who_was_refused(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """It comes last, and was cut off. Conditions are read by more people than the account concerns."""
+    role = "arn:aws:sts::123456789012:assumed-role/team/prod-5b1f9d2f"
+    reason = (
+        f'User: {role} is not authorized to perform: s3:PutObject on resource: "arn:aws:s3:::b/run/probe"'
+    )
+    why = with_advice(f"{reason} because no identity-based policy allows the s3:PutObject action")
+    words = f"waiting for the storage: cannot write s3://b/{'r' * 400}/probe: {why}"
+    async with serving(tmp_path, "u1", web.Response(status=503, text=words)) as address:
+        with pytest.raises(Unavailable, match=r"^waiting for the storage: cannot write s3://b/r+ … ") as told:
+            await coordinator.read(endpoint("u1", address))
+    assert str(told.value).endswith(
+        "Let the account of these credentials read, write, list and delete in the bucket"
+    )
+    assert "123456789012" not in str(told.value)
+    assert 'on resource: "arn:…" because' in str(told.value)
 
 
 async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:

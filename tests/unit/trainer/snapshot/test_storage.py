@@ -89,6 +89,12 @@ REFUSALS = {
     "The authorization header is malformed; the region 'us-east-1' is wrong; expecting 'eu-west-1'": "AWS_REGION",
     "The bucket you are attempting to access must be addressed using the specified endpoint.": "AWS_REGION",
     'Could not connect to the endpoint URL: "http://minoi.team:9000/b/a"': "AWS_ENDPOINT_URL",
+    'Connect timeout on endpoint URL: "http://minio.team:9000/b/a"': "AWS_ENDPOINT_URL",
+    "SSL validation failed for https://minio/b [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+    "certificate signature failure (_ssl.c:1010)": "AWS_CA_BUNDLE",
+    "The request signature we calculated does not match the signature you provided.": "valid credentials",
+    "User: arn:aws:iam::1:role/x is not authorized to perform: kms:GenerateDataKey on resource: k": "KMS key",
+    "User: arn:aws:iam::1:role/region-credentials is not authorized to perform: s3:PutObject": "read, write, list",
     "Cannot connect to host storage.googleapis.com:443 ssl:default [Name or service not known]": "DNS",
 }
 
@@ -108,14 +114,24 @@ def test_bucket_that_refuses_is_told_with_what_to_change(
     assert advice in str(told.value)
 
 
-def test_outage_that_nobody_can_mend_is_told_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Please reduce your request rate.",
+        'Read timeout on endpoint URL: "https://b.s3.eu-west-1.amazonaws.com/x"',
+        'Connection was closed before we received a valid response from endpoint URL: "https://b.amazonaws.com/x".',
+    ],
+)
+def test_outage_that_nobody_can_mend_is_told_without_advice(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = RemoteStorage("memory://busy")
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("Please reduce your request rate.")
+        raise OSError(words)
 
     monkeypatch.setattr(storage._fs, "pipe_file", refuse)
-    with pytest.raises(Unreachable, match=r"request rate\.$"):
+    with pytest.raises(Unreachable, match=f"{re.escape(words)}$"):
         storage.create("a", b"x")
 
 
