@@ -5,7 +5,6 @@ A thread joins the coordinator and then sends a heartbeat each second, also whil
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -45,7 +44,7 @@ from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
 from shoal_trainer.worker.beside import Beside
-from shoal_trainer.worker.late_files import LateFiles
+from shoal_trainer.worker.late_files import BUSY, LateFiles, why_unread
 from shoal_trainer.worker.work import (
     About,
     DataWork,
@@ -61,9 +60,6 @@ from shoal_trainer.worker.work import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""The worker itself has too much open. Whatever else keeps a file from being read, such as that others deleted it, may
-last for ever."""
 
 
 class ControlPlane:
@@ -214,11 +210,12 @@ class ControlPlane:
         exports, sent, late = work.kind == "export", list[str](), dict[str, tuple[int, int]]()
         trouble = None if exports else self._late.trouble
         for name, path in files.items():
-            found = path.stat()  # before the upload, so that a later write is uploaded with the next task
-            state = found.st_size, found.st_mtime_ns
-            if not exports and self._uploaded.get(name) == state:
-                continue
+            state = 0, 0  # which no file has
             try:
+                found = path.stat()  # before the upload, so that a later write is uploaded with the next task
+                state = found.st_size, found.st_mtime_ns
+                if not exports and self._uploaded.get(name) == state:
+                    continue
                 if trouble is None and self.uploaded(work.token, name, path, leaves_out=not exports):
                     sent.append(name)
                     self._late.written.pop(name, None)
@@ -229,7 +226,7 @@ class ControlPlane:
             except OSError as error:
                 if exports:
                     raise
-                self.leave_out(name, f"the worker cannot read it: {error.strerror}")
+                self.leave_out(name, why_unread(error))
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
             self._late.add({name: files[name] for name in late}, work.epoch, trouble)

@@ -7,6 +7,7 @@ lost with this worker, so the coordinator knows which files there are.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import shutil
@@ -23,6 +24,10 @@ from shoal_trainer.retry import Backoff
 from shoal_trainer.worker.work import About, StatusText, Token
 
 log = logging.getLogger(__name__)
+
+BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""The worker itself has too much open. Whatever else keeps a file from being read, such as that others deleted it, may
+last for ever."""
 
 
 class Plane(Protocol):
@@ -73,36 +78,51 @@ class LateFiles(Background):
     def add(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> None:
         """Take copies of these files of this epoch, which replace those of an earlier one, and send them later.
 
-        Raises `trouble` if there is no room for them, or the coordinator is of a version that does not wait for them.
+        Those that cannot be read are left out. Raises `trouble` if there is no room for them, or the coordinator is of
+        a version that does not wait for them.
         """
         with self._lock:
-            self._folder = self._folder or Path(tempfile.mkdtemp(prefix="shoal-late-"))
-            self._folder.mkdir(mode=0o700, exist_ok=True)  # others may have deleted it
-            held = sum(copy.stat().st_size for copy in self._folder.iterdir())
-            more = sum(path.stat().st_size for path in files.values())
-            if 2 * (held + more) > held + shutil.disk_usage(self._folder).free:
-                raise trouble
-            copies, written = dict[str, Path](), self.written | dict.fromkeys(files, epoch)
             try:
-                self._plane.announce({*self.copies, *files}, written)
-                for name, path in files.items():
-                    copies[name] = self._folder / str(next(self._numbers))
-                    shutil.copyfile(path, copies[name])
+                copies = self._copied(files, epoch, trouble)
             except BaseException as error:
-                _remove(copies.values())
                 self.wake()  # to tell the coordinator that these files do not come
-                if has_no_room(error) or (
-                    isinstance(error, ProtocolError) and not isinstance(error, Unauthorized)
-                ):
+                busy = has_no_room(error) or (isinstance(error, OSError) and error.errno in BUSY)
+                if busy or (isinstance(error, ProtocolError) and not isinstance(error, Unauthorized)):
                     raise trouble from error
                 raise
-            if not self.copies:
+            if copies and not self.copies:
                 log.warning("training goes on, and files of callbacks wait for the storage: %s", trouble)
             self._trouble = trouble
-            _remove(self.copies[name] for name in copies if name in self.copies)
-            self.copies = {n: copies[n] for n in copies if n not in self.copies} | self.copies | copies
-            self.written = written
+            _remove(self.copies[name] for name in files if name in self.copies)
+            kept = {n: copy for n, copy in self.copies.items() if n in copies or n not in files}
+            self.copies = {n: copies[n] for n in copies if n not in kept} | kept | copies
+            earlier = {n: e for n, e in self.written.items() if n not in files}
+            self.written = earlier | dict.fromkeys(copies, epoch)
         self.wake()
+
+    def _copied(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> dict[str, Path]:
+        """Copies of the files that can be read, once the coordinator knows of them: all or none."""
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="shoal-late-"))
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # others may have deleted it
+        held = sum(copy.stat().st_size for copy in self._folder.iterdir())
+        if 2 * (held + sum(map(_size, files.values()))) > held + shutil.disk_usage(self._folder).free:
+            raise trouble
+        self._plane.announce({*self.copies, *files}, self.written | dict.fromkeys(files, epoch))
+        copies = dict[str, Path]()
+        try:
+            for name, path in files.items():
+                copies[name] = self._folder / str(next(self._numbers))
+                try:
+                    shutil.copyfile(path, copies[name])
+                except OSError as error:
+                    if error.errno in BUSY or has_no_room(error):
+                        raise
+                    _remove([copies.pop(name)])
+                    self._plane.leave_out(name, why_unread(error))
+        except BaseException:
+            _remove(copies.values())
+            raise
+        return copies
 
     def close(self) -> None:
         """End, and delete the copies."""
@@ -174,6 +194,19 @@ class LateFiles(Background):
             self._plane.forget(self.copies)
             _remove(self.copies.values())
             self.copies = {}
+
+
+def why_unread(error: OSError) -> str:
+    """Why a file is left out."""
+    return f"the worker cannot read it: {error.strerror or error}"
+
+
+def _size(path: Path) -> int:
+    """Of a file that cannot be read, which is told as it is copied, 0."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _remove(copies: Iterable[Path]) -> None:

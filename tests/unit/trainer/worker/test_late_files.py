@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import shutil
+import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -951,6 +952,71 @@ def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, 
     monkeypatch.setattr(line, "upload", upload)
     restarted_from(cluster, monkeypatch, saved)
     assert list(cluster.tasks.missing) == ["logs/long.csv"]
+
+
+def copies_fail(monkeypatch, code, *names):
+    """The disk refuses to read these files for a copy."""
+    copy = shutil.copyfile
+
+    def copyfile(source, target):
+        copy(source, target)
+        if source.name in names:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_file_that_cannot_be_copied_is_left_out_and_told(cluster, monkeypatch, code):
+    """It ended the worker, and all copies were lost with it. The copy of the epoch before would pass for this one."""
+    cluster.full = True
+    cluster.epoch(a="1", b="2")
+    with monkeypatch.context() as patched:
+        copies_fail(patched, code, "b", "d")
+        cluster.epoch(a="12", b="23", c="3", d="4")
+    assert len(list(cluster.planes[0]._late._folder.iterdir())) == 2
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"a": "12", "c": "3"}
+    why = f"is left out: the worker cannot read it: {os.strerror(code)}"
+    assert cluster.tasks.lacking == f"logs/b {why}; logs/d {why}"
+    (cluster.folder / "b").write_text("234")
+    cluster.epoch()
+    assert cluster.stored()["b"] == "234"
+    assert list(cluster.tasks.missing) == ["logs/d"]
+
+
+def test_a_worker_with_too_much_open_waits_with_the_callbacks(cluster, monkeypatch):
+    """It has too much open for the upload, and then for the copies as well."""
+    work, line = cluster.train(0), cluster.planes[0]._client
+
+    def busy(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(line, "upload", busy)
+        for module, opens in ((tempfile, "mkdtemp"), (shutil, "copyfile")):
+            with monkeypatch.context() as full:
+                full.setattr(module, opens, busy)
+                with pytest.raises(Unreachable, match="Too many open files"):
+                    cluster.call(work, a="1")
+    assert cluster.tasks.holder == (0, 0)
+    cluster.call(work, a="1")
+    assert cluster.stored() == {"a": "1"}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["storage", "outage"])
+def test_a_file_that_is_gone_before_it_is_looked_at_is_left_out_and_told(cluster, full):
+    """Threads of callbacks go on, and delete files."""
+    cluster.full = full
+    (cluster.folder / "gone").symlink_to("nothing")
+    cluster.epoch(a="1")
+    cluster.full = False
+    cluster.send()
+    assert cluster.stored() == {"a": "1"}
+    assert cluster.tasks.lacking == (
+        "logs/gone is left out: the worker cannot read it: No such file or directory"
+    )
 
 
 def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(cluster, monkeypatch):
