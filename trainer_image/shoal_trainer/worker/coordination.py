@@ -269,10 +269,9 @@ class ControlPlane:
         )
         self._client.send(said)
 
-    def forget(self, names: Iterable[str]) -> None:
-        """These files were not sent: the next callbacks of this worker upload them again."""
-        for name in names:
-            self._uploaded.pop(name, None)
+    def forget(self, name: str) -> None:
+        """This file was not sent: the next callbacks of this worker upload it again."""
+        self._uploaded.pop(name, None)
 
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Get a file of an earlier task, for an export; False if there is none."""

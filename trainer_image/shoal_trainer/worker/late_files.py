@@ -47,8 +47,8 @@ class Plane(Protocol):
     def leave_out(self, name: str, why: str) -> None:
         """Tell that the storage lacks this file, until it is uploaded."""
 
-    def forget(self, names: Iterable[str]) -> None:
-        """These files will not be sent."""
+    def forget(self, name: str) -> None:
+        """This file is not sent, and nobody has a newer one."""
 
     def set_message(self, message: StatusText, about: About) -> None:
         """Set a message for the heartbeats."""
@@ -178,20 +178,21 @@ class LateFiles(Background):
                 return
             if isinstance(lost, OSError):
                 self._plane.leave_out(name, f"its copy on the disk of the worker is lost: {lost.strerror}")
+                self._plane.forget(name)
             if isinstance(lost, Overtaken):
                 log.warning("a copy of %s is not sent: others have written it since", name)
-            if lost is not None:
-                self._plane.forget([name])
             if stored:
                 self.written.pop(name, None)
             _remove([self.copies.pop(name)])
 
     def _drop(self, error: Overtaken) -> None:
-        """Others run the callbacks now, and have written files of these names, or will."""
+        """Others run the callbacks now, and have written files of these names, or will.
+
+        So this worker's are uploaded only once its callbacks write them anew: as they are they would pass for newer.
+        """
         with self._lock:
             if self.copies:
                 log.warning("files of callbacks are lost: %s: %s", ", ".join(sorted(self.copies)), error)
-            self._plane.forget(self.copies)
             _remove(self.copies.values())
             self.copies = {}
 

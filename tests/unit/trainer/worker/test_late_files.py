@@ -311,7 +311,6 @@ def test_files_that_others_follow_are_dropped_and_written_anew_by_the_next_callb
     cluster.send()
     assert cluster.stored() == {"log.csv": "1\n2\n"}
     assert cluster.planes[0]._late.trouble is None
-    assert cluster.planes[0]._uploaded == {}
     cluster.tasks.release((1, 0))
     cluster.call(cluster.train(0))
     assert cluster.stored() == {"log.csv": "1\n2\n"}
@@ -926,6 +925,20 @@ def test_a_copy_that_others_have_overtaken_stays_so_when_they_are_gone(cluster, 
     cluster.call(last)
     assert cluster.stored() == {"best_weights.npz": "3", "log.csv": "4"}
     assert cluster.tasks.missing == {}
+
+
+def test_a_file_that_others_have_overtaken_is_not_uploaded_again_as_it_is(cluster, monkeypatch):
+    """It is still in the folder of its worker, which runs callbacks again: the older best weights were exported."""
+    work = lost_while_others_went_on(cluster, monkeypatch)
+    cluster.call(work, slot=1, best_weights__npz="of epoch 3")
+    older = cluster.folder / "best_weights.npz"
+    older.write_text("2")
+    os.utime(older, ns=(cluster.planes[0]._uploaded["logs/best_weights.npz"][1],) * 2)
+    cluster.planes[0].join({}, Wasted())
+    cluster.send()
+    cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
+    cluster.call(cluster.train(0))
+    assert cluster.stored() == {"best_weights.npz": "of epoch 3"}
 
 
 def test_best_weights_that_nobody_has_overtaken_are_sent_though_others_ran_callbacks(cluster, monkeypatch):
