@@ -37,7 +37,7 @@ CONDITIONS = ("Scaled", "FieldConflict")
 class _Step(NamedTuple):
     decision: Decision
     stored: CapacityPool | None
-    """None: it has changed meanwhile, and nothing was resized."""
+    """None: it has changed meanwhile, and is looked at anew."""
     error: Exception | None = None
 
 
@@ -90,10 +90,10 @@ class PoolScaler:
         since = held.releasing_since or now
         decision, stored, error = await self._step(pool, held.subject, since)
         why = decision.why.message
-        if decision.ended:
-            return await self._released(pool, Event("Normal", "Released", f"{what}: {why}"))
         if stored is None or decision.resize is not None:
             return SOON_SECONDS
+        if decision.ended:
+            return await self._released(stored, Event("Normal", "Released", f"{what}: {why}"))
         if isinstance(error, ScalingError) and error.reason == "TargetNotFound":
             return await self._released(stored, Event("Normal", "Released", f"{what} is gone"))
         if now - since >= GIVE_UP_AFTER:
@@ -111,6 +111,9 @@ class PoolScaler:
             driver = self._drivers(pool, subject)
             target = await driver.read()
             now = self._wall()
+            if (newest := self._newest(pool)) is None:
+                return _Step(decision, None)
+            pool = newest
             if memory is None or since is None:
                 wish = wish_of(pool, subject, now, self._pools.all())
                 decision = decide(wish, memory, target, now, driver.pace)
@@ -118,7 +121,7 @@ class PoolScaler:
                 decision = release(memory, target, now, driver.pace)
             if decision.ended:
                 await driver.let_go()
-                return _Step(decision, pool)
+                return _Step(decision, self._newest(pool))
             stored = await self._tell(pool, subject, decision, since)
             if stored is not None and decision.resize is not None:
                 await driver.resize(decision.resize, target)
@@ -131,8 +134,18 @@ class PoolScaler:
         except Exception as error:  # broad: whatever a cloud's library raises is to hold no finalizer
             if decision.resize is not None:
                 self._resized(pool, error.reason if isinstance(error, ScalingError) else "Unavailable")
-            failed = _failed(memory, decision, error)
-            return _Step(failed, await self._tell(stored or pool, subject, failed, since), error)
+            failed, newest = _failed(memory, decision, error), self._newest(stored or pool)
+            told = newest and await self._tell(newest, subject, failed, since)
+            return _Step(failed, told, error)
+
+    def _newest(self, pool: CapacityPool) -> CapacityPool | None:
+        """The pool as it is now; None: what is sized may be another.
+
+        A cloud takes seconds to answer, and operators write the status of a pool in use meanwhile: decided by what it
+        was before, nothing could be written to it, and it would never grow, nor say that its cloud does not answer.
+        """
+        now = self._pools.get(pool.metadata.name)
+        return now if now is not None and _sized(now) == _sized(pool) else None
 
     def _resized(self, pool: CapacityPool, result: str) -> None:
         self._metrics.resizes.labels(pool.spec.scaling.mode, result).inc()
@@ -191,6 +204,12 @@ class PoolScaler:
                 event = Event("Warning", "FieldConflict", conflict.message)
             self._recorder.record(stored, [event])
         return stored
+
+
+def _sized(pool: CapacityPool) -> tuple[object, ...]:
+    """What says what of a pool is sized, and how."""
+    meta = pool.metadata
+    return meta.uid, meta.deletion_timestamp, meta.finalizers, pool.spec, pool.status.scaling
 
 
 def _failed(memory: Memory | None, decision: Decision, error: Exception) -> Decision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,7 +32,12 @@ class Writer:
     def __init__(self, pools: Cache[CapacityPool]) -> None:
         self.pools = pools
 
-    async def apply(self, about: CapacityPool, fields: Mapping[str, Any], _manager: str) -> CapacityPool:
+    async def apply(
+        self, about: CapacityPool, fields: Mapping[str, Any], _manager: str
+    ) -> CapacityPool | None:
+        now = self.pools.get(about.metadata.name)
+        if now is None or now.metadata.resource_version != about.metadata.resource_version:
+            return None
         status = about.status.model_dump(by_alias=True)
         kept = [c for c in status["conditions"] if c["type"] not in {"Scaled", "FieldConflict"}]
         conditions = [*kept, *fields.get("conditions", ())]
@@ -72,6 +77,8 @@ class World:
         self.read_fails: Exception | None = None
         self.resize_fails: Exception | None = None
         self.is_done_all_the_same = False
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What happens until the cloud answers."""
         self.fleets = {"blue": self}
         self.pools: Cache[CapacityPool] = Cache(lambda *_: None)
         self.writer = Writer(self.pools)
@@ -106,18 +113,20 @@ class World:
         return self.fleets[subject.target.name]
 
     async def read(self) -> Target:
+        self.meanwhile()
         if self.read_fails is not None:
             raise self.read_fails
         return Target(self.nodes, busy=self.busy)
 
     async def resize(self, nodes: int, _seen: Target, /) -> None:
+        self.meanwhile()
         if self.resize_fails is None or self.is_done_all_the_same:
             self.nodes = nodes
         if self.resize_fails is not None:
             raise self.resize_fails
 
     async def let_go(self) -> None:
-        pass
+        self.meanwhile()
 
     @property
     def pool(self) -> CapacityPool:
@@ -133,6 +142,11 @@ class World:
         """The user changes `spec.scaling`, and the operator has read it."""
         spec = self.pool.spec.model_dump(by_alias=True)
         self.writer.store(self.pool, spec={**spec, "scaling": scaling})
+
+    def recommend(self, nodes: int) -> None:
+        """An operator writes its status."""
+        status = self.pool.status.model_dump(by_alias=True)
+        self.writer.store(self.pool, status={**status, "recommended": {"nodes": nodes}})
 
     def delete(self) -> None:
         self.writer.store(self.pool, metadata={"deletionTimestamp": "2026-01-01T12:00:00Z"})
@@ -306,6 +320,64 @@ async def test_a_steady_pool_is_not_written_again(world: World) -> None:
         world.now += timedelta(seconds=30)
         await world.scaler(KEY)
     assert world.pool.metadata.resource_version == version
+
+
+async def test_a_pool_that_changes_whenever_its_cloud_is_asked_grows(world: World) -> None:
+    """Each write was a conflict: a pool in use, of a cloud that takes seconds, never got a node."""
+    world.meanwhile = lambda: world.recommend(6)
+    await world.scaler(KEY)
+    assert world.nodes == 6
+    world.now += timedelta(minutes=2)
+    await world.scaler(KEY)
+    assert world.condition("Scaled") == ("True", "AsRecommended")
+
+
+@pytest.mark.parametrize("fails", ["read", "resize"])
+async def test_a_cloud_that_does_not_answer_is_told_though_the_pool_changes_meanwhile(
+    world: World, fails: str
+) -> None:
+    setattr(world, f"{fails}_fails", Unavailable("no route"))
+    world.meanwhile = lambda: world.recommend(6)
+    with pytest.raises(Unavailable):
+        await world.scaler(KEY)
+    assert world.condition("Scaled") == ("False", "Unavailable")
+
+
+async def test_a_pool_is_let_go_though_it_changes_whenever_its_cloud_is_asked(world: World) -> None:
+    await world.scaler(KEY)
+    world.meanwhile = lambda: world.recommend(6)
+    world.change(mode="Pods")
+    world.now += timedelta(minutes=2)
+    for _ in range(3):
+        await world.scaler(KEY)
+    assert world.events.reasons == ["Resized", "Resized", "Released"]
+    assert (world.nodes, world.pool.status.scaling, world.pool.metadata.finalizers) == (2, None, ())
+
+
+async def test_a_release_gives_up_though_the_pool_changes_whenever_its_cloud_is_asked(world: World) -> None:
+    """It never began: since when it is released was not stored."""
+    await world.scaler(KEY)
+    world.meanwhile = lambda: world.recommend(6)
+    world.change(mode="Pods")
+    world.read_fails = Unavailable("no route")
+    for _ in range(2):
+        await world.scaler(KEY)
+        world.now += timedelta(minutes=10)
+    assert world.events.reasons == ["Resized", "NotReleased"]
+
+
+@pytest.mark.parametrize("change", ["mode", "deleted", "gone"])
+async def test_nothing_is_resized_that_is_not_to_be_by_the_time_the_cloud_answers(
+    world: World, change: str
+) -> None:
+    changes = {
+        "mode": lambda: world.change(mode="Pods"),
+        "deleted": world.delete,
+        "gone": lambda: world.pools.drop("p"),
+    }
+    world.meanwhile = changes[change]
+    assert await world.scaler(KEY) == pytest.approx(5)
+    assert (world.nodes, world.events.reasons) == (2, [])
 
 
 class Changed:
