@@ -151,11 +151,11 @@ class FleetJob:
     def holds(self, counts: Mapping[str, int]) -> dict[str, int]:
         """What others leave to the job, if it is to run these workers."""
         if self.keeps is not None:
-            counts = self._stays(counts, self.keeps)
+            counts = self._stays(self.kept_to or counts, self.keeps)
         return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
 
     def _stays(self, counts: Mapping[str, int], workers: int) -> Mapping[str, int]:
-        """What it has, and what is lacking of so many workers, where they are advised."""
+        """What it has, and what is lacking of so many workers, where they are advised, or it is kept to more."""
         has = Counter(self.under_way)
         for pool, count in counts.items():
             has[pool] += max(0, min(count - has[pool], workers - has.total()))

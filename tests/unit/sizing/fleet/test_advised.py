@@ -63,6 +63,27 @@ def test_workers_that_wait_for_a_node_are_not_taken_to_go_where_it_is_cheaper(mo
     assert found["other"].counts == {"a": 0, "b": 4}
 
 
+@pytest.mark.parametrize(("kept_to", "others"), [(2, {"a": 6, "cheap": 8}), (3, {"a": 5, "cheap": 8})])
+@pytest.mark.parametrize("mode", ["Off", "Manual", "Advise"])
+def test_job_whose_pods_are_refused_keeps_no_node_where_it_never_goes(
+    mode: str, kept_to: int, others: dict[str, int]
+) -> None:
+    """It was advised the cheap pool, and had six nodes of it for ever. Three: it is its turn to try one more."""
+    body = job_manifest(elasticity={"mode": mode})
+    body["spec"]["workers"] |= {"replicas": 8, "maxReplicas": 8, "pools": ["a", "cheap"]}
+    slots = [{"index": i, "state": "Running", "pool": "a", "node": f"a-{i}"} for i in range(2)]
+    body["status"] = {"slots": slots, "plan": {"pools": {"a": 8}, "keptTo": {"a": kept_to}}}
+    refused = replace(
+        fleet_job(TrainingJob.model_validate(body), None, NOW, priority=1), model=MODEL, samples_left=2e9
+    )
+    pools = [replace(POOLS[0], price_per_hour=3.0), replace(CHEAP, price_per_hour=0.1)]
+    fast = {"max_workers": 16, "prefer": "MinTime", "zone_policy": "Any", "deadline_seconds": None}
+    other = job("other", pools=("a", "cheap"), **fast)
+    found = plan_fleet(pools, [IDLE], [refused, other]).jobs
+    assert found[refused.name].counts.get("cheap", 0) == 8
+    assert found["other"].counts == others
+
+
 def test_advice_may_be_fewer_workers_than_it_has_and_others_are_left_none_of_these() -> None:
     """And they are left what it is only advised to take."""
     low = replace(advised(8, priority=1), pools=("a", "b"))
