@@ -234,7 +234,7 @@ def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
     assert rule["spec"] == yaml.safe_load(text)
     assert rule["metadata"]["labels"]["release"] == "prom"
     name, dashboard = the_dashboard(documents)
-    assert name == "team-a-shoal.json"
+    assert name == "team-a_shoal.json"
     of_release = {each: dashboard[each] for each in ("title", "uid")}
     assert dashboard == DASHBOARD | of_release
     assert dashboard["title"] == "Shoal (team-a/shoal)"
@@ -253,7 +253,8 @@ def test_dashboards_of_two_releases_are_two_and_stay_what_they_are(tools: Path) 
     first, again, second, other = (
         the_dashboard(render(tools, *sets, *more, namespace=namespace))
         for namespace, more in (
-            ("team-a", ()), ("team-a", ("image.tag=v2",)), ("team-b", ()), ("team-a", ("nameOverride=b",))
+            ("team-a", ()), ("team-a", ("image.tag=v2",)), ("team", ("nameOverride=a-shoal",)),
+            ("team-a", ("nameOverride=b",)),
         )
     )  # fmt: skip
     assert first == again
