@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from shoal.api.amounts import Amounts, nodes_for
@@ -46,6 +46,24 @@ def nodes_of(waiting: Iterable[Pod], has: Amounts, *, tries_one: bool = False) -
     pods = list(waiting)
     sharing = Counter(each.spec.requests for each in pods if (has or tries_one) and not kept_apart(each))
     return len(pods) - sharing.total() + (nodes_for(sharing, has) if sharing else 0)
+
+
+def asked_by(
+    there: Iterable[Pod], count: int, template: Callable[[], Amounts | None]
+) -> Iterator[tuple[Amounts | None, int]]:
+    """What so many workers of a job ask for, and how many do: an edit touches none that has a node.
+
+    Args:
+        there: those that have one; of a worker and its successor, the later one counts.
+        count: how many workers the job has or is to have.
+        template: what each of the others asks for; None: nobody knows.
+
+    """
+    asked = {each.place.index: each.spec.requests for each in there if each.place is not None}
+    made = Counter(islice(asked.values(), count))
+    yield from made.items()
+    if count > made.total():
+        yield template(), count - made.total()
 
 
 def planned_nodes(workers: Iterable[tuple[Amounts | None, int]], has: Amounts, least: int) -> int:

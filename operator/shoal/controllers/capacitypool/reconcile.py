@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from datetime import datetime
 from functools import partial
 from itertools import filterfalse
 
+from shoal.api.amounts import Amounts
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
@@ -14,12 +15,12 @@ from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
-from shoal.controllers.capacitypool.needed import nodes_of, planned_nodes, room_of
+from shoal.controllers.capacitypool.needed import asked_by, nodes_of, planned_nodes, room_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.problems import problem_of, wants_gpus_since
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
-from shoal.controllers.state import ClusterState, Key
+from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.policy.facts.waits import NO_NODES, Rooms, Wait, is_full
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -109,11 +110,7 @@ class PoolReconciler:
             unread=self._state.jobs.is_unread,
             full=self._full(pool, serving - working, working, in_vain) if serving - working else 0,
             held=members.held(name),
-            worker_nodes=planned_nodes(
-                ((self._asked.of(job, pool), count) for job, count in members.counts(name) if count > 0),
-                has,
-                len(working) + more,
-            ),
+            worker_nodes=planned_nodes(self._asked_by_workers(pool, nodes), has, len(working) + more),
             more_nodes=more,
             waiting=[since for _, since in waits],
             newest=last_came(found, on, some_wait=bool(waits)),
@@ -126,6 +123,21 @@ class PoolReconciler:
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
+
+    def _asked_by_workers(self, pool: CapacityPool, nodes: Set[str]) -> Iterator[tuple[Amounts | None, int]]:
+        """What the workers ask for that jobs have in the pool, or are to have, and how many do.
+
+        There may be thousands: where nobody has edited the job, all ask for what its template says.
+        """
+        for job, count in self._members.counts(pool.metadata.name):
+            if count <= 0:
+                continue
+            if job.metadata.generation <= 1:
+                yield self._asked.of(job, pool), count
+                continue
+            its = self._state.pods.indexed("run", (key_of(job), job.metadata.uid))
+            there = (pod for pod in its if pod.spec.node_name in nodes and _is_worker(pod) and not pod.ended)
+            yield from asked_by(there, count, partial(self._asked.of, job, pool))
 
     def _rivals(self, pool: CapacityPool) -> list[CapacityPool]:
         """Other pools that select nodes of it, or would, and the one of which that was told."""

@@ -573,6 +573,7 @@ async def _look(
     elasticity: Any = None,
     pool: Any = None,
     ready: timedelta | None = None,
+    generation: int = 1,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
 
@@ -603,7 +604,9 @@ async def _look(
             node["metadata"]["creationTimestamp"] = build.stamp(build.NOW - ready)
         state.nodes.put(Node.model_validate(node))
     job = {"workers": workers, "elasticity": elasticity}
-    state.jobs.put(build.job(status, runPolicy=policy, **{each: said for each, said in job.items() if said}))
+    manifest = build.job_manifest(runPolicy=policy, **{each: said for each, said in job.items() if said})
+    manifest["metadata"]["generation"] = generation
+    state.jobs.put(TrainingJob.model_validate({**manifest, "status": status}))
     created, conditions = build.NOW - long, [scheduled]
     if server is not None:
         bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": build.stamp(server)}
@@ -676,6 +679,35 @@ async def test_workers_of_a_plan_ask_for_as_few_nodes_as_have_room_for_them(
     )
     assert found.recommended.nodes == recommended
     assert ("several of them on a node" in found.recommended.reason) == (recommended < 4)
+
+
+@pytest.mark.parametrize(
+    ("edited", "workers", "recommended"),
+    [
+        ({"containers": [{"name": "worker", "resources": {"requests": {"cpu": "16"}}}]}, 4, 1),
+        ({"overhead": "x"}, 4, 1),
+        ({"containers": [{"name": "worker", "resources": {"requests": {"cpu": "16"}}}]}, 6, 3),
+    ],
+    ids=["asks for a node each", "cannot be read", "and two more are to come"],
+)
+async def test_an_edited_template_buys_no_node_for_workers_that_have_theirs(
+    edited: Any, workers: int, recommended: int
+) -> None:
+    """Whoever may edit a job had a node bought for each of its workers, and it stayed empty as long as they ran."""
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "True"},
+        {"plan": {"pools": {"spot": workers}}},
+        1,
+        running=[("worker", index, "spot-0") for index in range(4)],
+        containers=[{"name": "worker", "resources": {"requests": {"cpu": "1"}}}],
+        has=NODE_OF_16,
+        pods=0,
+        workers={"replicas": 4, "maxReplicas": 6, "pools": ["spot"], "template": {"spec": edited}},
+        elasticity={"mode": "Auto"},
+        generation=2,
+    )
+    assert found.recommended.nodes == recommended
 
 
 NODE_OF_4_GPUS = {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": "4"}
