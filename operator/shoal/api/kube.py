@@ -250,18 +250,29 @@ class PodSpec:
     tolerations: Annotated[tuple[Toleration, ...], few(MOST_TOLERATIONS)] = ()
     requests: Annotated[Amounts, few(MOST_RESOURCES), AfterValidator(_shared_amounts)] = ()
     """What it asks for, as the scheduler counts it."""
+    apart_by: Annotated[tuple[Name, ...], few(MOST_FEW)] = ()
+    """The labels of nodes, such as that of their zone, by each of which it is not to be beside some pods."""
 
     @model_validator(mode="before")
     @classmethod
     def _requested(cls, found: object) -> object:
         """With what it asks for, of a spec as the API server says it."""
         if isinstance(found, dict) and "containers" in found:
-            return {**found, "requests": requested_by(found)}
+            return {**found, "requests": requested_by(found), "apart_by": _apart_by(found)}
         return found
+
+
+def _apart_by(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    anti: Mapping[str, Any] = (spec.get("affinity") or {}).get("podAntiAffinity") or {}
+    rules = [*(anti.get("requiredDuringSchedulingIgnoredDuringExecution") or ())]
+    spread = spec.get("topologySpreadConstraints") or ()
+    rules += [each for each in spread if each.get("whenUnsatisfiable") == "DoNotSchedule"]
+    return tuple(sorted({str(each.get("topologyKey")) for each in rules}))
 
 
 def _shared_spec(spec: PodSpec) -> PodSpec:
     text = sum(16 + len(each.key) + len(each.value) for each in spec.tolerations)
+    text += sum(map(len, spec.apart_by))
     return shared(spec) if text + _length(spec.requests) <= MOST_TEXT else spec
 
 

@@ -15,11 +15,15 @@ from itertools import islice
 from shoal.api.amounts import Amounts, nodes_for
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
+from shoal.manifests.placement import ZONE
 from shoal.manifests.pods import GPU
 from shoal.policy.facts.waits import kept_apart
 
 LOOKED_AT = 256
 """Nodes of a pool: it has one kind of machine, or a few."""
+_ITS_RULES = "match pod anti-affinity", "match pod topology spread"
+_OTHERS = "existing pods anti-affinity", "free ports"
+"""In the scheduler's words, why a pod is kept apart: by rules of its own, or by what the others on a node have."""
 
 
 def room_of(pool: CapacityPool, nodes: Iterable[Node]) -> Amounts:
@@ -46,6 +50,17 @@ def nodes_of(waiting: Iterable[Pod], has: Amounts, *, tries_one: bool = False) -
     pods = list(waiting)
     sharing = Counter(each.spec.requests for each in pods if (has or tries_one) and not kept_apart(each))
     return len(pods) - sharing.total() + (nodes_for(sharing, has) if sharing else 0)
+
+
+def may_help(pool: CapacityPool, pod: Pod) -> bool:
+    """Whether one more node may take a pod that waits for one, or is kept apart.
+
+    None of a pool in one zone does where the pod's own rules keep it from others in its zone, and it has no rules but
+    those: the node would stay empty as long as the pod waits.
+    """
+    zone, words = pool.spec.zone or pool.spec.node_selector.get(ZONE), pod.unschedulable_words
+    by_zone = pod.spec.apart_by == (ZONE,) and any(each in words for each in _ITS_RULES)
+    return not (zone and by_zone) or any(each in words for each in _OTHERS)
 
 
 def asked_by(

@@ -15,7 +15,7 @@ from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
-from shoal.controllers.capacitypool.needed import asked_by, nodes_of, planned_nodes, room_of
+from shoal.controllers.capacitypool.needed import asked_by, may_help, nodes_of, planned_nodes, room_of
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.problems import problem_of, wants_gpus_since
 from shoal.controllers.capacitypool.seen import Seen
@@ -95,10 +95,10 @@ class PoolReconciler:
         needs = waiting(self._state, needy, rooms, now)
         waits = [(pod, since) for pod, since, wait in needs if wait is Wait.NODE]
         in_vain = [pod for pod, _ in waits]
-        apart = [pod for pod, _, wait in needs if wait is Wait.APART]
+        lacking = [pod for pod, _, wait in needs if wait in {Wait.NODE, Wait.APART} and may_help(pool, pod)]
         has = room_of(pool, found)
-        more = nodes_of(filter(_is_worker, in_vain + apart), has)
-        servers = nodes_of(filterfalse(_is_worker, in_vain + apart), has, tries_one=True)
+        more = nodes_of(filter(_is_worker, lacking), has)
+        servers = nodes_of(filterfalse(_is_worker, lacking), has, tries_one=True)
         return Seen(
             pool=pool,
             now=now,

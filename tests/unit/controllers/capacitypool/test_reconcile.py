@@ -196,6 +196,56 @@ async def test_parameter_servers_that_are_not_to_be_beside_each_other_ask_for_a_
     assert _told(status)[1] == "False"
 
 
+HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize(
+    ("of_pool", "keys", "words", "recommended"),
+    [
+        ({"zone": "z"}, [ZONE], "match pod anti-affinity rules", 1),
+        ({"zone": "z"}, [ZONE], "match pod topology spread constraints", 1),
+        ({"nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool", ZONE: "z"}}, [ZONE],
+         "match pod anti-affinity rules", 1),
+        ({}, [ZONE], "match pod anti-affinity rules", 2),
+        ({"zone": "z"}, [HOST], "match pod anti-affinity rules", 2),
+        ({"zone": "z"}, [ZONE, HOST], "match pod anti-affinity rules", 2),
+        ({"zone": "z"}, [ZONE], "satisfy existing pods anti-affinity rules", 2),
+        ({"zone": "z"}, [ZONE], "have free ports for the requested pod ports", 2),
+        ({"zone": "z"}, [], "match pod anti-affinity rules", 2),
+    ],
+    ids=["zone", "spread", "selected", "in any", "host", "both", "of others", "ports", "unknown"],
+)  # fmt: skip
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_server_that_is_kept_from_the_zone_of_its_pool_asks_for_no_node_of_it(
+    nodes: int, of_pool: Any, keys: list[str], words: str, recommended: int
+) -> None:
+    """Each had one bought, which was in that zone, too, and empty for the life of the job."""
+    rules = [{"topologyKey": key, "labelSelector": {}} for key in keys]
+    status = await _look(
+        {},
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": LET_GO,
+            "message": f"0/{nodes} nodes are available: {nodes} node(s) didn't {words}.",
+        },
+        {},
+        nodes,
+        role="ps",
+        running=[("ps", 0, "spot-0")],
+        containers=[{"name": "ps", "resources": {"requests": {"cpu": "1"}}}],
+        has=NODE_OF_16,
+        pods=1,
+        template=(
+            {"topologySpreadConstraints": [{**rule, "whenUnsatisfiable": "DoNotSchedule"} for rule in rules]}
+            if "spread" in words
+            else {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}}}
+        ),
+        pool=of_pool,
+    )
+    assert status.recommended.nodes == recommended
+
+
 async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -> None:
     """A pool does not shrink while it has one: it would not say which node goes."""
     runs = {"type": "PodScheduled", "status": "True"}
@@ -599,6 +649,7 @@ async def _look(
     )
     for number in range(nodes):
         node = build.node_manifest(f"spot-{number}")
+        node["metadata"]["labels"] |= spec["nodeSelector"]
         node["status"]["allocatable"] = has[number] if isinstance(has, list) else has or {}
         if ready is not None:
             node["metadata"]["creationTimestamp"] = build.stamp(build.NOW - ready)
