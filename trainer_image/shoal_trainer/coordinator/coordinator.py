@@ -224,6 +224,11 @@ class Coordinator:
             self._contact(worker)
             return self.record.tasks.missing.get(name) == worker
 
+    def lacks(self, name: str) -> bool:
+        """Whether the storage does not have this file of callbacks as it was written last."""
+        with self.lock:
+            return name in self.record.tasks.missing
+
     def held_task(self, worker: Worker, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token; None if it holds none."""
         with self.lock:

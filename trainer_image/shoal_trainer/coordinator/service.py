@@ -169,7 +169,7 @@ class CoordinatorService:
         task = self.coordinator.held_task((slot, incarnation), token)
         if task is None or task.kind != "export":
             raise Overtaken("this worker does not hold the export")
-        if name in self.coordinator.record.tasks.missing:  # that of an earlier epoch may be there
+        if self.coordinator.lacks(name):  # that of an earlier epoch may be there
             yield 0, io.BytesIO()
             return
         with self.artefacts.open(name) as found:

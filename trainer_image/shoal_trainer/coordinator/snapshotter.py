@@ -95,11 +95,11 @@ class Snapshotter(Background):
         with self.taking:
             self.settle()
             with self._shard.lock:
-                unchanged = (self._shard.history.version, *self._tasks_now()) == self._state
+                tasks = self._tasks_now()
+                unchanged = (self._shard.history.version, *tasks) == self._state
                 if unchanged or self._coordinator.beginning.data_unknown:
                     return None
             frozen: Callable[[], dict[str, Any]] = dict
-            tasks = self._tasks_now()
 
             def cut() -> None:
                 nonlocal tasks, frozen
@@ -146,8 +146,9 @@ class Snapshotter(Background):
         self._state = (version, *self._tasks_now())
 
     def _tasks_now(self) -> tuple[bool, frozenset[str]]:
-        tasks = self._coordinator.record.tasks
-        return tasks.ending, frozenset(tasks.missing)
+        with self._shard.lock:
+            tasks = self._coordinator.record.tasks
+            return tasks.ending, frozenset(tasks.missing)
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +206,35 @@ def test_the_files_follow_as_they_were_written_and_the_export_waits_for_them(clu
     cluster.call(last)
     assert cluster.train(1).task == "export"
     assert report.succeeded(cluster.service.coordinator).message == "all epochs are complete"
+
+
+@pytest.mark.parametrize("reader", ["a snapshot", "a rollback", "the export"])
+def test_what_waits_is_read_while_no_worker_can_change_it(cluster, monkeypatch, reader):
+    """Else a word of its worker is overwritten by what was read before, and the export waits for nobody's file."""
+    for _ in range(EPOCHS):
+        cluster.epoch(log__csv="1\n")
+    snapshotter, shard, work = cluster.service.snapshotter, cluster.server.shard, cluster.work(0)
+    assert work.task == "export"
+    snapshotter.take()
+    cluster.tasks.leave_out({"logs/long": "File name too long"})
+    refused, missing = [], Tasks.missing.fget
+
+    def reads(tasks):
+        with ThreadPoolExecutor(1) as another:
+            refused.append(not another.submit(shard.lock.acquire, blocking=False).result())
+        return missing(tasks)
+
+    monkeypatch.setattr(Tasks, "missing", property(reads))
+    match reader:
+        case "a snapshot":
+            assert snapshotter.take() is not None
+        case "a rollback":
+            snapshotter.set_latest(snapshotter.last, shard.history.version, {})
+        case "the export":
+            with cluster.service.download(0, 0, work.token, "logs/log.csv") as (size, _):
+                assert size == 2
+    assert refused
+    assert all(refused)
 
 
 def test_a_newer_copy_replaces_the_one_before(cluster, caplog):
