@@ -313,7 +313,7 @@ class ParameterServer:
             self.shard.restore(copy)
             self._restored = True
             if service is not None:
-                service.coordinator.load(manifest.ledger)
+                service.restored(manifest, copy.version)
             log.info(
                 "restored snapshot %d: version %d, %d samples", manifest.number, copy.version, copy.samples
             )

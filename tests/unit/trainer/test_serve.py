@@ -323,6 +323,19 @@ def successor_of(tmp_path, **options):
     return successor
 
 
+@pytest.mark.parametrize("ledger", [True, False])
+def test_server_saves_what_it_began_with_only_if_no_rollback_could_return_to_it(server, tmp_path, ledger):
+    manifest = server.service.snapshotter.take()
+    if not ledger:
+        server._store.publish(manifest.model_copy(update={"number": 2, "ledger": {}}))
+    successor = successor_of(tmp_path)
+    with successor.shard.lock:
+        successor.shard._become_ready()
+    successor.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert (successor.service.snapshotter.take() is None) == ledger
+    assert successor.service.snapshotter.last.ledger
+
+
 def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_path):
     assert server.service.snapshotter.take().number == 1
     successor = successor_of(tmp_path)

@@ -29,7 +29,7 @@ from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
-from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.snapshotter import IN_A_ROW, LEFT_OUT, Snapshotter
 from shoal_trainer.errors import FaultyDevice, Fenced, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
@@ -44,10 +44,6 @@ FIRST_SECONDS = 60.0
 """How long the first snapshot of a run may fail until a rollback is given up."""
 SUSPECT_REPORTS = 3
 """From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
-IN_A_ROW = "rollbacksInARow"
-"""Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
-LEFT_OUT = "leftOut"
-"""Key of a manifest's ledger beside it: the batches of these rollbacks, as segments."""
 
 
 class Rollback:
@@ -146,8 +142,7 @@ class Rollback:
             undone = self._shard.history.version - copy.version
             self._shard.roll_back(replace(copy, generation=manifest.generation))
             self._coordinator.rewind(manifest.ledger)
-        rollbacks = {key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger}
-        self._snapshotter.set_latest(manifest, copy.version, rollbacks)
+        self._snapshotter.set_latest(manifest, copy.version)
         self._unanswered = False
         self._done()
         return undone

@@ -27,6 +27,7 @@ from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim
+from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -86,6 +87,12 @@ class CoordinatorService:
 
     def _overtaken(self, generation: int) -> None:
         self._rollback.overtaken(generation)
+
+    def restored(self, manifest: Manifest, version: int) -> None:
+        """The shard begins with this snapshot of the run, and this version. Call it before `start`."""
+        self.coordinator.load(manifest.ledger)
+        if manifest.ledger:  # else the next one is the first that can be rolled back to
+            self.snapshotter.set_latest(manifest, version)
 
     def start(self, *, follows: bool) -> None:
         """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 """After the first failure of a scheduled snapshot; doubled after each further one."""
+IN_A_ROW = "rollbacksInARow"
+"""Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
+LEFT_OUT = "leftOut"
+"""Key of a manifest's ledger beside it: the batches of these rollbacks, as segments."""
 
 
 class Snapshotter(Background):
@@ -137,12 +141,15 @@ class Snapshotter(Background):
                 self._prune()
             return self.last
 
-    def set_latest(self, manifest: Manifest, version: int, rollbacks: Mapping[str, Any]) -> None:
-        """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`.
+    def set_latest(self, manifest: Manifest, version: int) -> None:
+        """The job is at this snapshot, and this version of shard 0: it begins there, or was rolled back to it.
 
-        `rollbacks`: what its ledger says of those that led to it.
+        Call it before `start`, or while holding `taking`.
         """
-        self.last, self._of_rollback = manifest, dict(rollbacks)
+        self.last = manifest
+        self._of_rollback = {
+            key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger
+        }
         self._state = (version, *self._tasks_now())
 
     def _tasks_now(self) -> tuple[bool, frozenset[str]]:

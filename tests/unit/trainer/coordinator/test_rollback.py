@@ -14,8 +14,8 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat, Join, RollBackShard
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW, Rollback
-from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
+from shoal_trainer.coordinator.snapshotter import IN_A_ROW, Snapshotter
 from shoal_trainer.errors import FaultyDevice, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
@@ -573,6 +573,33 @@ def test_file_that_the_storage_lacks_resets_no_rollback_limit(bench, waits):
             versions.append(bench.shard.history.version)
             tasks.leave_out({f"logs/{number}.csv": "File name too long"} if waits else {})
             assert (bench.snapshotter.take() is not None) == waits
+    assert versions == [4, 2, 1, 1, 1]
+
+
+def restarted(folder, epoch):
+    """The next process of parameter server 0, and a worker without parameters, as after a pause of the job."""
+    bench = Bench(folder, epoch=epoch)
+    manifest, copy = bench.store.load_settled(0, 1)
+    bench.shard.restore(copy)
+    bench.coordinator.load(manifest.ledger)
+    bench.snapshotter.set_latest(manifest, copy.version)
+    bench.begin()
+    with bench.shard.lock:
+        bench.shard._become_ready()
+    bench.coordinator.course.gathering.end()
+    return bench
+
+
+def test_a_restart_resets_no_rollback_limit(bench, tmp_path):
+    """A job that diverged at once after each pause went back for ever, and removed its good snapshots."""
+    snapshots_of_three(bench)
+    versions = []
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        for epoch in range(1, 10):
+            bench.diverge()
+            versions.append(bench.shard.history.version)
+            bench = restarted(tmp_path, epoch)
+            assert bench.snapshotter.take() is None
     assert versions == [4, 2, 1, 1, 1]
 
 

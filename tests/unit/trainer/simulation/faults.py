@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 
-from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW
+from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW
+from shoal_trainer.coordinator.snapshotter import IN_A_ROW
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.shard import State
 from shoal_trainer.snapshot.claims import LOOK_SECONDS

@@ -185,6 +185,8 @@ class Server:
         )  # fmt: skip
         if found is not None:
             self.coordinator.load(found[0].ledger)
+            if found[0].ledger:
+                self.snapshotter.set_latest(found[0], found[1].version)
         if begun is not None:
             self.coordinator.load(begun[0].ledger, other_run=True)
         if MODEL_FILE in world.storage.files:

@@ -229,7 +229,7 @@ def test_what_waits_is_read_while_no_worker_can_change_it(cluster, monkeypatch, 
         case "a snapshot":
             assert snapshotter.take() is not None
         case "a rollback":
-            snapshotter.set_latest(snapshotter.last, shard.history.version, {})
+            snapshotter.set_latest(snapshotter.last, shard.history.version)
         case "the export":
             with cluster.service.download(0, 0, work.token, "logs/log.csv") as (size, _):
                 assert size == 2
