@@ -7,6 +7,7 @@ training: the next attempt comes with the next interval, and each reason is logg
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -113,10 +114,10 @@ class Snapshotter(Background):
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
+            if copy.version != self._state[0]:  # new parameters
+                self._of_rollback = {}
             files = self._write(number, copy)
             ledger = frozen()
-            again = bool(self._of_rollback) and copy.version == self._state[0]
-            self._of_rollback = self._of_rollback if again else {}
             if ledger:  # even with one shard: their number may change between snapshots
                 ledger |= self._of_rollback | {"partial": self._reconciler.manifest_part(files)}
             manifest = Manifest(
@@ -137,8 +138,7 @@ class Snapshotter(Background):
             self._reconciler.published(files)
             self._state, self._published = (copy.version, *tasks), number
             self._untidy = False
-            if not again:  # else the older ones that a rollback may need gave way to copies of this one
-                self._prune()
+            self._prune()
             return self.last
 
     def set_latest(self, manifest: Manifest, version: int) -> None:
@@ -177,9 +177,14 @@ class Snapshotter(Background):
             return (own, *(part.result() for part in parts))
 
     def _prune(self) -> None:
-        """Remove what is not to be kept; a new snapshot does not depend on it."""
+        """Remove what is not to be kept; a new snapshot does not depend on it.
+
+        As long as there are only copies of what the job was rolled back to, no older snapshot gives way to them: the
+        next rollback may need it.
+        """
+        retain = sys.maxsize if self._of_rollback else self._policy.retain
         try:
-            self._store.prune(self._policy.retain, self._shard.epoch)
+            self._store.prune(retain, self._shard.epoch)
         except (TrainerError, OSError) as error:
             if str(error) != self.not_removed:
                 log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)

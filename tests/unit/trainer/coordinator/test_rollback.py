@@ -576,6 +576,48 @@ def test_file_that_the_storage_lacks_resets_no_rollback_limit(bench, waits):
     assert versions == [4, 2, 1, 1, 1]
 
 
+def test_snapshot_that_fails_once_removes_none_that_a_rollback_needs(bench, monkeypatch):
+    """A storage that refuses now and then is why files are left out. What the attempt has written is removed."""
+    snapshots_of_three(bench)
+    tasks, publish, versions = bench.coordinator.record.tasks, bench.store.publish, []
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        for number in range(9):
+            bench.diverge()
+            versions.append(bench.shard.history.version)
+            tasks.leave_out({f"logs/{number}.csv": "File name too long"})
+
+            def refuse(_):
+                monkeypatch.setattr(bench.store, "publish", publish)
+                raise Unreachable("once")
+
+            monkeypatch.setattr(bench.store, "publish", refuse)
+            with pytest.raises(Unreachable, match="once"):
+                bench.snapshotter.take()
+            assert bench.snapshotter.take() is not None
+    assert versions == [4, 2, 1, 1, 1]
+
+
+def test_attempts_that_failed_leave_nothing_after_a_rollback(bench, tmp_path, monkeypatch):
+    """A storage that is full would never have room again."""
+    snapshots_of_three(bench)
+    bench.diverge()
+    left = tmp_path / "snapshots" / "0000000009-0"
+    left.mkdir()
+    bench.coordinator.record.tasks.leave_out({"logs/long.csv": "File name too long"})
+    bench.snapshotter.take()
+    bench.coordinator.record.tasks.leave_out({"logs/longer.csv": "File name too long"})
+
+    def refuse(_):
+        raise Unreachable("always")
+
+    monkeypatch.setattr(bench.store, "publish", refuse)
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="always"):
+            bench.snapshotter.take()
+    assert not left.exists()
+    assert [manifest.shards[0].version for manifest in bench.store.manifests()] == [4, 4, 4, 2, 1]
+
+
 def restarted(folder, epoch):
     """The next process of parameter server 0, and a worker without parameters, as after a pause of the job."""
     bench = Bench(folder, epoch=epoch)
