@@ -239,6 +239,7 @@ class Rollback:
         with self._shard.lock:
             blank = coordinator.record.blank_ledger(DataSpec.model_validate(saved["data"]))
             ledger = amended(saved, blank, left_out, coordinator.record.counters)
+            ledger["tasks"] = coordinator.record.tasks.rewound(saved["tasks"])
         ledger |= {IN_A_ROW: in_a_row, LEFT_OUT: list(left_out)}
         changes: dict[str, Any] = {
             "number": self._store.next_number(),

@@ -19,6 +19,7 @@ from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.reconciler import Reconciler
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
@@ -100,7 +101,7 @@ class Snapshotter(Background):
         with self.taking:
             self.settle()
             with self._shard.lock:
-                tasks = self._tasks_now()
+                tasks = _told(self._coordinator.record.tasks)
                 unchanged = (self._shard.history.version, *tasks) == self._state
                 if unchanged or self._coordinator.beginning.data_unknown:
                     return None
@@ -109,7 +110,7 @@ class Snapshotter(Background):
             def cut() -> None:
                 nonlocal tasks, frozen
                 frozen = self._coordinator.record.frozen()
-                tasks = self._tasks_now()
+                tasks = _told(self._coordinator.record.tasks)
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
@@ -150,12 +151,10 @@ class Snapshotter(Background):
         self._of_rollback = {
             key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger
         }
-        self._state = (version, *self._tasks_now())
-
-    def _tasks_now(self) -> tuple[bool, frozenset[str]]:
-        with self._shard.lock:
-            tasks = self._coordinator.record.tasks
-            return tasks.ending, frozenset(tasks.missing)
+        saved = Tasks()
+        if manifest.ledger:
+            saved.load(manifest.ledger["tasks"])
+        self._state = (version, *_told(saved))  # of files that were lost since, the next one tells
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
@@ -224,3 +223,8 @@ class Snapshotter(Background):
             log.warning("snapshots can be taken again")
         self._logged, self._tries_since = "", None
         return True
+
+
+def _told(tasks: Tasks) -> tuple[bool, frozenset[str]]:
+    """What a snapshot tells of these tasks, for which another one is taken although no push was applied."""
+    return tasks.ending, frozenset(tasks.missing)

@@ -346,6 +346,12 @@ class Tasks:
             "written": {name: file.epoch for name, file in self.files.items()},
         }
 
+    def rewound(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """What `dump` would return after a `load`: what is saved, with what was said of files since."""
+        copy = replace(self)
+        copy.load(saved)
+        return copy.dump()
+
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
         self.evaluator = self.caller = None

@@ -645,6 +645,32 @@ def test_a_restart_resets_no_rollback_limit(bench, tmp_path):
     assert versions == [4, 2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("when", ["before it", "while it is committed"])
+def test_a_rollback_forgets_no_file_that_was_lost(bench, tmp_path, when):
+    """Else a restart before the next snapshot would take it for stored, and the export that of an earlier epoch."""
+    bench.train(2)
+    bench.snapshotter.take()
+    tasks, publish, lost = bench.coordinator.record.tasks, bench.store.publish, {"logs/best.npz": ""}
+    assert tasks.sends_later((1, 0), list(lost), 0, dict.fromkeys(lost, 0))
+    if when == "before it":
+        tasks.release((1, 0))
+
+    def committed(manifest):
+        result = publish(manifest)
+        tasks.release((1, 0))
+        tasks.leave_out({"logs/long.csv": "File name too long"})
+        return result
+
+    if when == "while it is committed":
+        lost |= {"logs/long.csv": "File name too long"}
+        bench.store.publish = committed
+    bench.diverge()
+    bench.store.publish = publish
+    assert tasks.missing == lost
+    assert (bench.snapshotter.take() is None) == (when == "before it")
+    assert restarted(tmp_path, 1).coordinator.record.tasks.missing == lost
+
+
 def test_job_goes_back_to_the_snapshot_that_it_has_if_an_older_one_cannot_be_read(bench, tmp_path):
     """It waited for the older one for ever, and nobody trained."""
     for _ in range(2):
