@@ -192,7 +192,7 @@ class Coordinator:
             task = self.record.tasks.done(request.token, metrics, self.clock(), request.learning_rate)
             if task is None:
                 return None
-            self.record.tasks.leave_out(request.left_out)
+            self.record.tasks.leave_out(request.left_out, request.written)
             if task.kind == "callbacks" and request.stop:
                 self.course.stop("a callback stopped training")
             if task.kind == "evaluate" and (
@@ -214,7 +214,7 @@ class Coordinator:
             said = request.names, request.called, request.written
             if member.left or not tasks.sends_later(request.worker, *said):
                 raise Overtaken("another worker runs the callbacks now")
-            tasks.leave_out(request.left_out)
+            tasks.leave_out(request.left_out, request.written)
             if not request.names:  # it has sent all, and a snapshot may say that they are lost
                 self.course.snapshot_soon()
 

@@ -291,6 +291,8 @@ class TaskDone(Caller):
     files: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
     left_out: dict[str, str] = Field(default_factory=dict, max_length=MAX_LEFT_OUT)
     """The files of callbacks that the storage can never have, and why."""
+    written: dict[str, int] = Field(default_factory=dict, max_length=MAX_FILES)
+    """The epoch whose callbacks wrote each of them; none: unknown."""
     stop: bool = False
     message: str = Field(default="", max_length=MAX_TEXT)
     learning_rate: float | None = Field(default=None, ge=0, allow_inf_nan=False)

@@ -248,15 +248,20 @@ class Tasks:
         if (task := self.held(worker, token)) is not None:
             self._change({name: File(task.epoch)})
 
-    def leave_out(self, names: Mapping[str, str]) -> None:
-        """These files never come, because the storage can never have them or they are lost, unless they do later."""
-        self._change(
-            {
-                name: File(self._epoch(name), lost=why)
-                for name, why in names.items()
-                if isinstance(self.missing.get(name, ""), str)
-            }
-        )
+    def leave_out(self, names: Mapping[str, str], written: Mapping[str, int] = NOTHING) -> None:
+        """These files never come, because the storage can never have them or they are lost, unless they do later.
+
+        A worker says so again and again: what another one has written since counts. `written`: the epoch of each; an
+        earlier version does not say it.
+        """
+        newest, told = len(self.complete()), dict[str, File]()
+        for name, why in names.items():
+            known, waits = self._epoch(name), not isinstance(self.missing.get(name, ""), str)
+            epoch = min(newest, written[name]) if name in written else known
+            stored = name in written and name not in self.missing  # by another worker: also of this epoch
+            if not waits and known + stored <= epoch:
+                told[name] = File(epoch, lost=why)
+        self._change(told)
 
     def _epoch(self, name: str) -> int:
         """Of the callbacks that wrote the newest file of this name, as far as is known."""

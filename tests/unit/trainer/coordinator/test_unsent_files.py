@@ -140,6 +140,42 @@ def test_what_a_worker_gave_up_since_the_snapshot_stays_lost():
     assert tasks.missing == {F: ""}
 
 
+WHY = "the worker cannot read it"
+
+
+@pytest.mark.parametrize("said", [{F: 0}, {F: 1}, {F: 9}, {}])
+def test_what_a_worker_has_left_out_is_no_news_of_a_newer_file(said):
+    """It says so again with each of its tasks. An earlier version does not say of which epoch its file is."""
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    tasks.leave_out({F: WHY}, {F: 0})
+    assert tasks.missing == {F: WHY}
+    ran(tasks, 1, B, stores=[F])
+    tasks.leave_out({F: WHY}, said)
+    assert tasks.missing == ({} if said in ({F: 0}, {F: 1}) else {F: WHY})
+
+
+def test_what_a_worker_has_left_out_says_nothing_of_a_newer_file_that_is_lost():
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    ran(tasks, 1, B)
+    assert tasks.sends_later(B, [F], 1, {F: 1})
+    tasks.release(B)
+    tasks.leave_out({F: WHY}, {F: 0})
+    assert tasks.missing == {F: ""}
+    tasks.leave_out({F: WHY}, {F: 1})
+    assert tasks.missing == {F: WHY}
+
+
+def test_what_is_left_out_of_epochs_that_a_rollback_undoes_holds_back_no_later_file():
+    tasks = Tasks()
+    ran(tasks, 0, A)
+    tasks.leave_out({F: WHY}, {F: 7})
+    ran(tasks, 1, B)
+    assert tasks.sends_later(B, [F], 1, {F: 1})
+    assert tasks.sender == B
+
+
 def test_files_of_epochs_that_a_rollback_undoes_hold_back_no_later_ones():
     tasks = Tasks()
     ran(tasks, 0, A)

@@ -977,6 +977,18 @@ def test_best_weights_that_nobody_has_overtaken_are_sent_though_others_ran_callb
     assert cluster.tasks.lacking == ""
 
 
+@pytest.mark.parametrize("said", ["with its task", "with a word of what waits"])
+def test_a_file_that_another_worker_has_stored_since_is_not_left_out(cluster, said):
+    cluster.epoch(log__csv="1")
+    about = {"left_out": {"logs/log.csv": "the worker cannot read it"}, "written": {"logs/log.csv": -1}}
+    if said == "with its task":
+        done = TaskDone(**cluster.planes[0]._client.identity, token=cluster.work(0).token, **about)
+        assert cluster.service.coordinator.task_done(done).kind == "callbacks"
+    else:
+        cluster.planes[0]._client.send(UnsentFiles(**cluster.planes[0]._client.identity, called=0, **about))
+    assert cluster.tasks.lacking == ""
+
+
 def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, monkeypatch):
     cluster.full = True
     cluster.epoch(long__csv="1")
