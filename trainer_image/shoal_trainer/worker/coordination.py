@@ -196,6 +196,7 @@ class ControlPlane:
             metrics=dict(metrics),
             files=self._upload(work, files),
             left_out=dict(self._left_out),
+            written={name: self._late.written[name] for name in self._left_out if name in self._late.written},
             stop=stop,
             message=message[:MAX_TEXT],
             learning_rate=learning_rate,
@@ -219,6 +220,8 @@ class ControlPlane:
                 if trouble is None and self.uploaded(work.token, name, path, leaves_out=not exports):
                     sent.append(name)
                     self._late.written.pop(name, None)
+                elif trouble is None:
+                    self._late.written[name] = work.epoch
             except Unreachable as error:
                 if exports:
                     raise
@@ -227,6 +230,7 @@ class ControlPlane:
                 if exports:
                     raise
                 self.leave_out(name, why_unread(error))
+                self._late.written[name] = work.epoch
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
             self._late.add({name: files[name] for name in late}, work.epoch, trouble)

@@ -1090,3 +1090,27 @@ def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(clus
     cluster.epoch()
     assert cluster.stored()["a"] == "12"
     assert cluster.tasks.lacking == ""
+
+
+def test_a_worker_says_of_which_epoch_a_file_is_that_it_leaves_out(cluster, monkeypatch):
+    line = cluster.planes[0]._client
+
+    def refused(*_):
+        raise BadName("File name too long")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(line, "upload", refused)
+        cluster.epoch(log__csv="1")
+    assert cluster.tasks.lacking
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.planes[0], "join", lambda *_: None)
+        cluster.start()
+    cluster.service.coordinator.course.gathering.end()
+    cluster.call(cluster.train(1), slot=1, log__csv="2")
+    assert cluster.tasks.lacking == ""
+    cluster.planes[0].join({}, Wasted())
+    cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
+    (cluster.folder / "log.csv").unlink()
+    cluster.call(cluster.train(0))
+    assert cluster.tasks.lacking == ""
+    assert cluster.stored() == {"log.csv": "2"}
