@@ -75,13 +75,15 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
 @pytest.mark.parametrize("shards", [1, 2])
 def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
     monkeypatch.setattr(cadence, "ROUND_SHARE", share)
-    coordinator = FakeCoordinator(DATA.size, epochs=3)
+    coordinator = FakeCoordinator(
+        DATA.size, epochs=40
+    )  # the first one must not be done before the other has begun
     servers = start_servers(coordinator, count=shards)
     workers = [Running(job(), servers, coordinator, slot=slot) for slot in range(2)]
     for worker in workers:
         worker.start()
     assert [worker.join() for worker in workers] == [End.FINISHED] * 2
-    assert coordinator.samples == 3 * DATA.size
+    assert coordinator.samples == 40 * DATA.size
     assert all(worker.worker.loop.steps for worker in workers)
     assert any(worker.worker.loop._cadence.in_round for worker in workers) == (share > 0)
 
