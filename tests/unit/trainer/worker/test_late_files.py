@@ -856,10 +856,8 @@ def test_what_others_have_stored_newer_is_not_lost_with_an_overtaken_copy(cluste
     assert set(cluster.tasks.missing) == {"logs/log.csv"}
 
 
-def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(cluster, monkeypatch):
-    cluster.full = True
-    cluster.epoch(a="1", b="2", c="3")
-    cluster.full, line = False, cluster.planes[0]._client
+def fail_once(monkeypatch, line):
+    """One read of `a` fails for its disk, and one of `b` since too much is open."""
     upload, errors = line.upload, {"logs/a": [errno.ESTALE], "logs/b": [errno.EMFILE]}
 
     def read(token, name, path):
@@ -868,6 +866,13 @@ def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(clust
         upload(token, name, path)
 
     monkeypatch.setattr(line, "upload", read)
+
+
+def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(cluster, monkeypatch):
+    cluster.full = True
+    cluster.epoch(a="1", b="2", c="3")
+    cluster.full, line = False, cluster.planes[0]._client
+    fail_once(monkeypatch, line)
     for _ in range(2):
         cluster.send()
     assert cluster.stored() == {"b": "2", "c": "3"}
@@ -1074,14 +1079,7 @@ def test_a_file_that_is_gone_before_it_is_looked_at_is_left_out_and_told(cluster
 def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(cluster, monkeypatch):
     """It ended the worker, with nothing that named it."""
     line = cluster.planes[0]._client
-    upload, errors = line.upload, {"logs/a": [errno.ESTALE], "logs/b": [errno.EMFILE]}
-
-    def read(token, name, path):
-        if errors.get(name):
-            raise OSError(found := errors[name].pop(), os.strerror(found))
-        upload(token, name, path)
-
-    monkeypatch.setattr(line, "upload", read)
+    fail_once(monkeypatch, line)
     cluster.epoch(a="1", b="2", c="3")
     cluster.send()
     assert cluster.stored() == {"b": "2", "c": "3"}
