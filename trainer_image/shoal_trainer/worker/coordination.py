@@ -190,13 +190,15 @@ class ControlPlane:
         """
         if work.kind == "callbacks":
             self._called = work.epoch
+        sent = self._upload(work, files)
+        left_out, written = dict(self._left_out), dict(self._late.written)  # others are sent meanwhile
         done = TaskDone(
             **self._client.identity,
             token=work.token,
             metrics=dict(metrics),
-            files=self._upload(work, files),
-            left_out=dict(self._left_out),
-            written={name: self._late.written[name] for name in self._left_out if name in self._late.written},
+            files=sent,
+            left_out=left_out,
+            written={name: written[name] for name in left_out.keys() & written.keys()},
             stop=stop,
             message=message[:MAX_TEXT],
             learning_rate=learning_rate,

@@ -1112,3 +1112,18 @@ def test_a_worker_says_of_which_epoch_a_file_is_that_it_leaves_out(cluster, monk
     cluster.call(cluster.train(0))
     assert cluster.tasks.lacking == ""
     assert cluster.stored() == {"log.csv": "2"}
+
+
+def test_a_result_is_sent_while_a_file_that_was_left_out_is_stored(cluster):
+    """It ended the worker: the thread that sends files took one away between two looks at what is written."""
+
+    class Sending(dict):
+        def __contains__(self, name):
+            self.pop(name, None)
+            return True
+
+    plane = cluster.planes[0]
+    plane.leave_out("logs/a", "the worker cannot read it")
+    plane._late.written = Sending({"logs/a": 0})
+    cluster.epoch(b="1")
+    assert cluster.stored() == {"b": "1"}
