@@ -43,6 +43,10 @@ def command(
         text=True,
     ) as process:
         _running.add(process)
+        if (
+            _stopping.is_set()
+        ):  # set while the process began: what ends the others may have looked before it was there
+            process.terminate()
         try:
             out, err = process.communicate(stdin, timeout)
         except subprocess.TimeoutExpired as error:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import sysconfig
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from dev import cli
+from dev import cli, commands
 from dev.commands import command, exports, side_by_side
 from dev.console import alone
 from dev.errors import DevError
@@ -65,6 +68,33 @@ def test_failure_ends_concurrent_commands(tmp_path: Path) -> None:
         side_by_side(fail, lambda: command("sh", "-c", f"touch {started}; exec sleep 1000"))
     assert time.monotonic() - begin < 30
     assert command("echo", "again") == "again\n"
+
+
+def test_failure_ends_a_command_that_begins_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began, and was not yet known to run when the others were ended, would be waited for to its own end."""
+    began, ended = threading.Event(), threading.Event()
+
+    class Slow(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            began.set()
+            assert ended.wait(20)
+
+    class Known(set[Slow]):
+        def __iter__(self) -> Iterator[Slow]:
+            yield from list(super().__iter__())
+            ended.set()
+
+    def fail() -> None:
+        assert began.wait(20)
+        raise DevError("the first one's words")
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    monkeypatch.setattr(commands, "_running", Known())
+    begin = time.monotonic()
+    with pytest.raises(DevError, match="the first one's words"):
+        side_by_side(fail, lambda: command("sleep", "60"))
+    assert time.monotonic() - begin < 30
 
 
 def test_what_waits_for_another_command_ends_with_the_rest(tmp_path: Path) -> None:
