@@ -26,7 +26,7 @@ import shoal.cluster.server
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.transport import Answer, Options, Query
-from shoal.controllers.state import Key
+from shoal.controllers.belonging import Key
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.policy.actions import Action, CreatePod

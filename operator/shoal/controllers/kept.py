@@ -62,3 +62,20 @@ def _without_pods(job: TrainingJob) -> object:
             "workers": spec.workers.model_copy(update=bare),
         }
     )
+
+
+def with_known_parts(old: TrainingJob | None, new: TrainingJob) -> TrainingJob:
+    """A job whose parts that have not changed are those of its earlier state.
+
+    Of the records, plans visit only others; and what was derived from the spec, such as the digest of a template, is
+    known after each write of a status.
+    """
+    if old is None:
+        return new
+    spec = old.spec if old.metadata.generation == new.metadata.generation else new.spec
+    known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
+    slots = tuple(
+        same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
+        for slot in new.status.slots
+    )
+    return new.model_copy(update={"spec": spec, "status": new.status.model_copy(update={"slots": slots})})

@@ -1,9 +1,15 @@
-"""Which nodes several jobs share: kept as pods come and go, since of a thousand nodes of a job hardly any is."""
+"""Which nodes several jobs share, and which a job pays.
+
+Kept as pods come and go, since of a thousand nodes of a job hardly any is shared.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Set
+
+from shoal.api.training_job import TrainingJob
+from shoal.policy.facts.sightings import PoolNode
 
 Run = tuple[tuple[str, str], str]
 """The namespace and name of a job, and the uid of its run, as a pod says them."""
@@ -47,3 +53,14 @@ class Sharing:
             self._nodes.add(node)
         else:
             self._nodes.discard(node)
+
+
+def paid_by(job: TrainingJob) -> Set[PoolNode]:
+    """The nodes of pools that a job pays, all or parts of them."""
+    if job.status.finished or job.status.counted_until is None:
+        return frozenset()
+    return {
+        (slot.pool, slot.node)
+        for slot in job.status.slots
+        if slot.pool and slot.node and slot.state != "Ended"
+    }

@@ -8,35 +8,40 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.kueue import ResourceFlavor, Workload
-from shoal.api.labels import JOB, POOL, RoleName
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
 from shoal.controllers.arrival import as_heard
-from shoal.controllers.kept import R, kept
-from shoal.controllers.sharing import Run, Sharing, Tenant
-from shoal.manifests.names import pod_name
+from shoal.controllers.belonging import (
+    Key,
+    Owned,
+    awaited_pool,
+    described,
+    host,
+    job_named_by,
+    jobs_named_by,
+    key_of,
+    run_of,
+    tenant,
+)
+from shoal.controllers.kept import R, kept, with_known_parts
+from shoal.controllers.sharing import Run, Sharing, paid_by
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
 from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
-from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
 from shoal.runtime.work_queue import Priority
-
-Key = tuple[str, str]
-"""(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
 MOST_GONE = 4096
 """Names of pods that a job had which are remembered, four for each place that it may have: longer than it takes to
@@ -62,75 +67,6 @@ class Wakes:
     profiles: Wake = _ignore
     plans: Callable[[], None] = _nothing
     """Called when what jobs want of pools, or what pools have, may have changed."""
-
-
-def key_of(about: Resource) -> Key:
-    """The key of a custom resource."""
-    return about.metadata.namespace, about.metadata.name
-
-
-def with_known_parts(old: TrainingJob | None, new: TrainingJob) -> TrainingJob:
-    """A job whose parts that have not changed are those of its earlier state.
-
-    Of the records, plans visit only others; and what was derived from the spec, such as the digest of a template, is
-    known after each write of a status.
-    """
-    if old is None:
-        return new
-    spec = old.spec if old.metadata.generation == new.metadata.generation else new.spec
-    known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
-    slots = tuple(
-        same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
-        for slot in new.status.slots
-    )
-    return new.model_copy(update={"spec": spec, "status": new.status.model_copy(update={"slots": slots})})
-
-
-Owned = Pod | Service | DisruptionBudget | Workload
-
-
-def _job_of(owned: Owned) -> Key | None:
-    name = owned.metadata.labels.get(JOB)
-    return (owned.metadata.namespace, name) if name else None
-
-
-def _jobs_of(old: Owned | None, new: Owned | None) -> set[Key]:
-    """The job of an object, and the one that it was of."""
-    return {key for each in (old, new) if each is not None and (key := _job_of(each)) is not None}
-
-
-def run_of(pod: Pod) -> Run | None:
-    """The run that a pod says it is of: its labels, its owner and its name agree. See `ClusterState.job_of`."""
-    key, uid, place = _job_of(pod), pod.metadata.controller_uid, pod.place
-    if key is None or not uid or place is None or pod.metadata.name != pod_name(key[1], place):
-        return None
-    return key, uid
-
-
-def _tenant(pod: Pod | None) -> Tenant | None:
-    """The node on which a pod for a pool is, and the run that it is of."""
-    if pod is None or pod.ended or not (node := pod.spec.node_name) or not pod.metadata.labels.get(POOL):
-        return None
-    run = run_of(pod)
-    return (node, run) if run is not None else None
-
-
-def _host(role: RoleName, pod: Pod) -> str | None:
-    """The node of a pod that is of a run and has this role."""
-    here = pod.place is not None and pod.place.role == role
-    return pod.spec.node_name if here and not pod.ended and run_of(pod) else None
-
-
-def _awaited_pool(pod: Pod) -> str | None:
-    """The pool of which a pod that is of a run needs a node, if it has none."""
-    pool = pod.metadata.labels.get(POOL)
-    return pool if pool and wait_of(pod) in NEEDS_A_NODE and run_of(pod) else None
-
-
-def _described(profile: SpeedProfile) -> Hashable | None:
-    """The model that a user describes in a profile, as (namespace, fingerprint)."""
-    prior = profile.spec.model
-    return (profile.metadata.namespace, prior.fingerprint) if prior and prior.fingerprint else None
 
 
 def _kept(_old: R | None, new: R) -> R:
@@ -163,22 +99,22 @@ class ClusterState:
             {
                 "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
-                "worker's host": partial(_host, "worker"),
-                "server's host": partial(_host, "ps"),
-                "waiting": _awaited_pool,
+                "worker's host": partial(host, "worker"),
+                "server's host": partial(host, "ps"),
+                "waiting": awaited_pool,
             },
             shared=lambda old, new: as_heard(old, new, wall()),
         )
-        self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
-        self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
-        self.workloads: Cache[Workload] = Cache(self._owned_changed, {"job": _job_of})
+        self.services: Cache[Service] = Cache(self._owned_changed, {"job": job_named_by})
+        self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": job_named_by})
+        self.workloads: Cache[Workload] = Cache(self._owned_changed, {"job": job_named_by})
         self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed, shared=_kept)
         self.nodes: Cache[Node] = Cache(
             self._node_changed, shared=lambda old, new: as_heard(old, kept(new), wall())
         )
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed, shared=_kept)
         self.profiles: Cache[SpeedProfile] = Cache(
-            self._profile_changed, {"described": _described}, shared=_kept
+            self._profile_changed, {"described": described}, shared=_kept
         )
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
         """Told every change of a job, before it is woken; so are these of nodes and pools."""
@@ -297,12 +233,12 @@ class ClusterState:
             for run in self._sharing.on(node[1]) if node[1] in self._sharing.nodes else ():
                 if run[1] == job_uid or (job := self._job_of_run(run)) is None:
                     continue
-                if node in (paid.get(run[1]) or paid.setdefault(run[1], _paid_by(job))):
+                if node in (paid.get(run[1]) or paid.setdefault(run[1], paid_by(job))):
                     found[node] += 1
         return dict(found)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
-        self._sharing.see(_tenant(old), _tenant(new))
+        self._sharing.see(tenant(old), tenant(new))
         run = run_of(old) if old is not None else None
         if old is not None and run is not None and (new is None or run_of(new) != run):
             self._lose(old, told=new is None and _is_leaving(old))
@@ -312,7 +248,7 @@ class ClusterState:
             )  # else of whoever labelled it
             ends = new is None or _is_leaving(new)
             priority = Priority.URGENT if ends and of_a_run else Priority.CALM
-            for key in _jobs_of(old, new):
+            for key in jobs_named_by(old, new):
                 self._wakes.jobs(key, priority)
 
     def _lose(self, pod: Pod, *, told: bool) -> None:
@@ -327,7 +263,7 @@ class ClusterState:
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
         if ours or _reads_the_same(old, new):
             return
-        for key in _jobs_of(old, new):  # what is new may be ours, seen before the answer
+        for key in jobs_named_by(old, new):  # what is new may be ours, seen before the answer
             self._wakes.jobs(key, Priority.CALM if old is None else Priority.NORMAL)
 
     def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:
@@ -335,7 +271,7 @@ class ClusterState:
             self._flavors[new.metadata.name] = new
         elif old is not None:
             self._flavors.pop(old.metadata.name, None)
-        for key in {key for each in self.workloads.all() if (key := _job_of(each)) is not None}:
+        for key in {key for each in self.workloads.all() if (key := job_named_by(each)) is not None}:
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _node_changed(self, old: Node | None, new: Node | None, _ours: bool) -> None:
@@ -353,7 +289,9 @@ class ClusterState:
         self._note_silence(old, new)
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
-        jobs = Counter(key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None)
+        jobs = Counter(
+            key for pod in self.pods.indexed("node", name) if (key := job_named_by(pod)) is not None
+        )
         for key, _ in reversed(jobs.most_common()):  # those with few pods are soon done
             self._wakes.jobs(key, Priority.URGENT)
 
@@ -391,17 +329,6 @@ class ClusterState:
     def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:
             self._wakes.profiles(key_of(seen), Priority.NORMAL)
-
-
-def _paid_by(job: TrainingJob) -> Set[PoolNode]:
-    """The nodes of pools that a job pays, all or parts of them."""
-    if job.status.finished or job.status.counted_until is None:
-        return frozenset()
-    return {
-        (slot.pool, slot.node)
-        for slot in job.status.slots
-        if slot.pool and slot.node and slot.state != "Ended"
-    }
 
 
 def _wants(job: TrainingJob | None) -> object:

@@ -18,13 +18,14 @@ from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
+from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
 from shoal.controllers.planning.priorities import PriorityClasses
 from shoal.controllers.sources import sources
 from shoal.controllers.speedprofile.reconcile import Learner
-from shoal.controllers.state import ClusterState, Key, Wakes, key_of
+from shoal.controllers.state import ClusterState, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims

@@ -16,7 +16,8 @@ from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
-from shoal.controllers.state import ClusterState, Key, Wake, Wakes
+from shoal.controllers.belonging import Key
+from shoal.controllers.state import ClusterState, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims

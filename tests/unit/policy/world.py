@@ -20,7 +20,7 @@ from dev.night import again
 from shoal.api.kube import Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
-from shoal.controllers.state import with_known_parts
+from shoal.controllers.kept import with_known_parts
 from shoal.manifests.names import first_incarnation, secret_name
 from shoal.policy.actions import (
     ConfirmAbsent,

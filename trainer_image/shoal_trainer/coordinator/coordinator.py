@@ -186,7 +186,7 @@ class Coordinator:
             self._contact(request.worker)
             held = self.record.tasks.held(request.worker, request.token)
             last = held is not None and held.kind == "callbacks" and (request.stop or self.record.over)
-            if last and self.record.tasks.sender is not None:
+            if last and self.record.tasks.files.sender is not None:
                 raise Unreachable("the storage has yet to take the files of the last callbacks")
             metrics = {n: v for n, v in request.metrics.items() if v is not None and math.isfinite(v)}
             task = self.record.tasks.done(request.token, metrics, self.clock(), request.learning_rate)
@@ -222,12 +222,12 @@ class Coordinator:
         """Whether this worker may send this file of callbacks that are done."""
         with self.lock:
             self._contact(worker)
-            return self.record.tasks.missing.get(name) == worker
+            return self.record.tasks.files.missing.get(name) == worker
 
     def lacks(self, name: str) -> bool:
         """Whether the storage does not have this file of callbacks as it was written last."""
         with self.lock:
-            return name in self.record.tasks.missing
+            return name in self.record.tasks.files.missing
 
     def held_task(self, worker: Worker, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token; None if it holds none."""

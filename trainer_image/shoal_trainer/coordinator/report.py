@@ -71,7 +71,7 @@ def status(coordinator: Coordinator) -> StatusReport:
             message=record.stopping
             or coordinator.stuck.message(now)
             or (coordinator.members.without_work(now) if coordinator.course.trains else "")
-            or record.tasks.lacking,
+            or record.tasks.files.lacking,
         )
 
 
@@ -100,7 +100,7 @@ def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
     with coordinator.lock:
         report, counted = status(coordinator), ranges(coordinator.record)
         reason = coordinator.record.stopping or "all epochs are complete"
-        said = "; ".join(filter(None, (reason, note, coordinator.record.tasks.lacking)))
+        said = "; ".join(filter(None, (reason, note, coordinator.record.tasks.files.lacking)))
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",

@@ -227,4 +227,4 @@ class Snapshotter(Background):
 
 def _told(tasks: Tasks) -> tuple[bool, frozenset[str]]:
     """What a snapshot tells of these tasks, for which another one is taken although no push was applied."""
-    return tasks.ending, frozenset(tasks.missing)
+    return tasks.ending, frozenset(tasks.files.missing)

@@ -5,33 +5,22 @@ their epoch, and the export is last. The worker that evaluated an epoch also run
 parameters that were evaluated: a checkpoint of the best epoch contains these. It does so in the next epochs, too, while
 it is there: it has made the callbacks, and what they know of the epochs before.
 
-A storage that takes no files would hold up the callbacks, and training with them. So callbacks are done once their
-result is known: their worker sends the files later. Until then all tasks are its own, so that it replaces no file of
-another worker by an older one, and the export waits. If it is lost, so are these files, which is told; so it is where
-a snapshot is all that is left. Of each file the newest epoch that wrote it is kept: an older one never replaces it, and
-is not taken for it.
+While a worker sends files of callbacks later (see `callback_files`), all tasks are its own, so that it replaces no file
+of another worker by an older one, and the export waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
-from types import MappingProxyType
 from typing import Any, Literal
 
+from shoal_trainer.coordinator.callback_files import NOTHING, CallbackFiles
 from shoal_trainer.ps.contents import Worker
 
 Kind = Literal["evaluate", "callbacks", "export"]
-NAMED = 3
-"""Of the files that are missing, so many are named."""
 RESERVED_SECONDS = 30.0
 """How long a task waits for the worker that it is meant for: it may have lost its connection to a parameter server."""
-
-
-UNKNOWN = -1
-"""The epoch of a file of which none is known, as in a snapshot of an earlier version: any other is newer."""
-NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass
@@ -42,19 +31,6 @@ class Task:
     epoch: int
     holder: Worker | None = None
     token: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True)
-class File:
-    """A file that the callbacks of an epoch have written: the storage has it, unless it comes later or never.
-
-    `worker`: who sends it later. `lost`: why it never comes; "": it went with its worker. With both, a snapshot says
-    that it waits, and its worker has yet to say whether it still does.
-    """
-
-    epoch: int
-    worker: Worker | None = None
-    lost: str | None = None
 
 
 @dataclass
@@ -72,14 +48,11 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     caller: Worker | None = None
     """The worker that ran the last callbacks, until it is lost."""
-    files: dict[str, File] = field(default_factory=dict)
-    """The newest of each name that the callbacks have written."""
+    files: CallbackFiles = field(default_factory=CallbackFiles)
     reserved_until: float = 0.0
     """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
     """What `complete` has returned since the last change."""
-    _missing: dict[str, Worker | str] | None = None
-    """What `missing` has returned since the last change."""
 
     def epoch_ended(
         self, epoch: int, logs: dict[str, float], now: float, *, validation: bool, callbacks: bool
@@ -119,11 +92,6 @@ class Tasks:
         return self.queue[0].holder if self.queue else None
 
     @property
-    def sender(self) -> Worker | None:
-        """The worker that sends files of callbacks later, until it has sent them or is lost."""
-        return next((who for who in self.missing.values() if not isinstance(who, str)), None)
-
-    @property
     def lagging(self) -> bool:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
@@ -147,8 +115,8 @@ class Tasks:
         if not self.queue:
             return None
         first = self.queue[0]
-        if first.holder is not None or self.sender is not None:
-            return first.holder or self.sender
+        if first.holder is not None or self.files.sender is not None:
+            return first.holder or self.files.sender
         if now >= self.reserved_until:
             return None
         match first.kind:
@@ -164,7 +132,7 @@ class Tasks:
         if not self.queue or self.awaited(now) not in {None, worker} or self.queue[0].holder is not None:
             return None
         task = self.queue[0]
-        if task.kind == "export" and self.sender is not None:
+        if task.kind == "export" and self.files.sender is not None:
             return None
         task.holder, task.token = worker, token
         return task
@@ -199,15 +167,11 @@ class Tasks:
     def joins(
         self, worker: Worker, unsent: Collection[str], called: int | None, written: Mapping[str, int]
     ) -> None:
-        """A worker joins, and has yet to send these files; see `sends_later`. `called`: None of a new process.
-
-        Which knows of no files: what a snapshot says that it would send went with the process before it.
-        """
+        """A worker joins, and has yet to send these files; see `sends_later`. `called`: None of a new process."""
         if called is not None:
             self.sends_later(worker, unsent, called, written)
         else:
-            told = {n: f for n, f in self.files.items() if f.worker == worker and f.lost is not None}
-            self._change({n: replace(f, worker=None) for n, f in told.items()})
+            self.files.begins_anew(worker)
 
     def sends_later(
         self,
@@ -217,9 +181,6 @@ class Tasks:
         written: Mapping[str, int] = NOTHING,
     ) -> bool:
         """This worker has yet to send these files of callbacks, and no others. False if others follow it.
-
-        What was to come from it, and it names no more, the storage has taken since, unless it has given it up. A newer
-        file of another worker stays, whatever becomes of that one.
 
         `called`: the newest epoch whose callbacks it has run; None: unknown. `written`: the epoch of each of these
         files, and of those that it has given up; an earlier version does not say it.
@@ -232,73 +193,17 @@ class Tasks:
         said = newest if called is None else called
         waits = {name: min(newest, written.get(name, said)) for name in names}
         given_up = {name: min(newest, epoch) for name, epoch in written.items() if name not in waits}
-        mine = {name: file for name, file in self.files.items() if file.worker == worker}
-        self._change({n: File(f.epoch) for n, f in mine.items() if n not in waits and n not in given_up})
-        newer = {n for n, e in waits.items() if e != writes and n not in mine and self._epoch(n) > e}
-        # An earlier version drops all its copies with the first that is refused, and does not say so.
-        followed = not {self.sender, holder or self.caller} <= {None, worker} or not newer <= written.keys()
-        lost = given_up | waits if followed else given_up
-        self._change({n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e)})
-        if not followed:
-            self._change({n: File(e, worker) for n, e in waits.items() if n not in newer})
-        return not followed
+        alone = (holder or self.caller) in {None, worker}
+        return self.files.sends_later(worker, waits, given_up, writes=writes, alone=alone, told=written)
 
     def stores(self, worker: Worker, token: tuple[int, int], name: str) -> None:
         """This worker has stored a file of the callbacks that it runs."""
         if (task := self.held(worker, token)) is not None:
-            self._change({name: File(task.epoch)})
+            self.files.stored(name, task.epoch)
 
     def leave_out(self, names: Mapping[str, str], written: Mapping[str, int] = NOTHING) -> None:
-        """These files never come, because the storage can never have them or they are lost, unless they do later.
-
-        A worker says so again and again: what another one has written since counts. `written`: the epoch of each; an
-        earlier version does not say it.
-        """
-        newest, told = len(self.complete()), dict[str, File]()
-        for name, why in names.items():
-            known, waits = self._epoch(name), not isinstance(self.missing.get(name, ""), str)
-            epoch = min(newest, written[name]) if name in written else known
-            stored = name in written and name not in self.missing  # by another worker: also of this epoch
-            if not waits and known + stored <= epoch:
-                told[name] = File(epoch, lost=why)
-        self._change(told)
-
-    def _epoch(self, name: str) -> int:
-        """Of the callbacks that wrote the newest file of this name, as far as is known."""
-        return self.files[name].epoch if name in self.files else UNKNOWN
-
-    def _gives_way(self, name: str, epoch: int) -> bool:
-        """Whether what is known of this name is older than a file of this epoch, and not on its way."""
-        return self._epoch(name) < epoch and isinstance(self.missing.get(name, ""), str)
-
-    def _change(self, files: dict[str, File]) -> None:
-        self.files.update(files)
-        self._missing = None
-
-    @property
-    def missing(self) -> dict[str, Worker | str]:
-        """Files of callbacks: the worker that sends it later, or why it never comes; "": it went with its worker."""
-        if self._missing is None:
-            of = {name: file.worker if file.lost is None else file.lost for name, file in self.files.items()}
-            self._missing = {name: who for name, who in of.items() if who is not None}
-        return self._missing
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """The missing files that never come although their worker is there, and why."""
-        return {name: why for name, why in self.missing.items() if isinstance(why, str) and why}
-
-    @property
-    def lacking(self) -> str:
-        """Which files of callbacks the storage will lack, in words; "" if none is known."""
-        said = [f"{name} is left out: {why}" for name, why in islice(self.left_out.items(), NAMED)]
-        if lost := sorted(name for name, why in self.missing.items() if why == ""):
-            more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
-            names = ", ".join(lost[:NAMED])
-            said.append(
-                f"{names}{more} went with the worker that had written them, before the storage took them"
-            )
-        return "; ".join(said)
+        """These files never come; see `CallbackFiles`. `written`: the epoch of each."""
+        self.files.leave_out(names, written, newest=len(self.complete()))
 
     def _add(self, epoch: int, logs: dict[str, float]) -> None:
         self._complete = None
@@ -309,7 +214,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
-        self.files, self._missing = {}, None  # of the other run's folder
+        self.files = CallbackFiles()  # of the other run's folder
         self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
@@ -322,8 +227,6 @@ class Tasks:
 
     def release(self, worker: Worker) -> list[str]:
         """Release the tasks of this worker; returns the files that it has yet to send, which are lost."""
-        lost = sorted(name for name, who in self.missing.items() if who == worker)
-        self._change({n: File(f.epoch, lost="") for n, f in self.files.items() if f.worker == worker})
         if self.evaluator == worker:
             self.evaluator = None
         if self.caller == worker:
@@ -331,24 +234,16 @@ class Tasks:
         for task in self.queue:
             if task.holder == worker:
                 task.holder = None
-        return lost
+        return self.files.release(worker)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON, without the holders, whose tokens end with this process.
-
-        Files that wait are lost, for a version that knows no better, and unless their worker says otherwise.
-        """
+        """As JSON, without the holders, whose tokens end with this process."""
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": list(self.history),
             "evaluated": self.evaluated,
             "learningRate": self.learning_rate,
-            "lost": sorted(self.missing.keys() - self.left_out.keys()),
-            "leftOut": self.left_out,
-            "waiting": {
-                name: list(file.worker) for name, file in self.files.items() if file.worker is not None
-            },
-            "written": {name: file.epoch for name, file in self.files.items()},
+            **self.files.dump(),
         }
 
     def rewound(self, saved: dict[str, Any]) -> dict[str, Any]:
@@ -364,18 +259,6 @@ class Tasks:
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])
-        # A snapshot of an earlier version has none of these. What was said since it was taken is as true, of epochs
-        # that may come again.
-        written = {str(name): int(epoch) for name, epoch in saved.get("written", {}).items()}
-        lost = {str(name): str(why) for name, why in saved.get("leftOut", {}).items()}
-        lost = dict.fromkeys(map(str, saved.get("lost", ())), "") | lost
-        waiting = {str(name): (int(who[0]), int(who[1])) for name, who in saved.get("waiting", {}).items()}
-        newest = len(self.complete()) - 1
-        since = {name: replace(file, epoch=min(file.epoch, newest)) for name, file in self.files.items()}
-        saved_files = {
-            name: File(written.get(name, UNKNOWN), waiting.get(name), lost.get(name))
-            for name in written.keys() | lost.keys()
-        }
-        self.files, self._missing = saved_files | since, None
+        self.files = self.files.rewound(saved, newest=len(self.complete()) - 1)
         rate = saved.get("learningRate")
         self.learning_rate = None if rate is None else float(rate)

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
-from shoal.controllers.state import ClusterState, key_of
+from shoal.controllers.belonging import key_of
+from shoal.controllers.state import ClusterState
 from shoal.policy.facts.waits import ALWAYS, Rooms, Wait, near_since, wait_of
 
 

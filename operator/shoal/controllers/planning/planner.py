@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities, PriorityClasses
@@ -31,7 +32,7 @@ from shoal.controllers.planning.trades import Trade, trades
 from shoal.controllers.planning.translate import proposal
 from shoal.controllers.planning.turns import with_turn
 from shoal.controllers.speedprofile.reconcile import Learner
-from shoal.controllers.state import ClusterState, Key, Wake, key_of
+from shoal.controllers.state import ClusterState, Wake
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.errors import Interrupted
 from shoal.manifests.pods import Images

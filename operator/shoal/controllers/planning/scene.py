@@ -15,13 +15,14 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.selectors import Selectors
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.speedprofile.learn import newest
 from shoal.controllers.speedprofile.reconcile import Known, Learner
-from shoal.controllers.state import ClusterState, Key, key_of
+from shoal.controllers.state import ClusterState
 from shoal.manifests.placement import ZONE
 from shoal.manifests.pods import Images, has_gpu_image
 from shoal.policy.decide.homes import in_zone

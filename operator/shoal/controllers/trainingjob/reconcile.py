@@ -14,7 +14,8 @@ from itertools import takewhile
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
-from shoal.controllers.state import ClusterState, Key, Wake
+from shoal.controllers.belonging import Key
+from shoal.controllers.state import ClusterState, Wake
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims

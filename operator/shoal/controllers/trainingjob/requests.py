@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
-from shoal.controllers.state import Wake, key_of
+from shoal.controllers.belonging import key_of
+from shoal.controllers.state import Wake
 from shoal.errors import ShoalError
 from shoal.policy.actions import (
     Action,

@@ -17,7 +17,8 @@ from typing import Any
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import MERGE_PATCH, Transport
-from shoal.controllers.state import Key, Wake
+from shoal.controllers.belonging import Key
+from shoal.controllers.state import Wake
 from shoal.errors import Unavailable
 from shoal.policy.common.wording import short
 from shoal.runtime.backoff import pause

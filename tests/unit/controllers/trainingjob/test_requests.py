@@ -12,7 +12,7 @@ import pytest
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.state import Key
+from shoal.controllers.belonging import Key
 from shoal.controllers.trainingjob.report import (
     FIRST_POD_SECONDS,
     FIRST_SECONDS,

@@ -666,9 +666,9 @@ def test_a_rollback_forgets_no_file_that_was_lost(bench, tmp_path, when):
         bench.store.publish = committed
     bench.diverge()
     bench.store.publish = publish
-    assert tasks.missing == lost
+    assert tasks.files.missing == lost
     assert (bench.snapshotter.take() is None) == (when == "before it")
-    assert restarted(tmp_path, 1).coordinator.record.tasks.missing == lost
+    assert restarted(tmp_path, 1).coordinator.record.tasks.files.missing == lost
 
 
 def test_job_goes_back_to_the_snapshot_that_it_has_if_an_older_one_cannot_be_read(bench, tmp_path):

@@ -39,8 +39,8 @@ def test_one_worker_writes_and_none_beside_an_export(events):
             case "asks", worker:
                 tokens += 1
                 task = tasks.grant(worker, (1, tokens), now)
-                assert task is None or tasks.sender in {None, worker}
-                assert task is None or task.kind != "export" or tasks.sender is None
+                assert task is None or tasks.files.sender in {None, worker}
+                assert task is None or task.kind != "export" or tasks.files.sender is None
             case "done", _ if tasks.holder is not None:
                 tasks.done(tasks.queue[0].token, {}, now)
             case "says", worker, names, called:
@@ -49,50 +49,50 @@ def test_one_worker_writes_and_none_beside_an_export(events):
                 accepted = tasks.sends_later(worker, names, called)
                 assert not (accepted and others)
                 if accepted:
-                    assert {name for name, who in tasks.missing.items() if who == worker} == names
-                    assert tasks.sender == (worker if names else None)
+                    assert {name for name, who in tasks.files.missing.items() if who == worker} == names
+                    assert tasks.files.sender == (worker if names else None)
                 else:
                     newest = epochs if called is None else called
-                    assert all(n in tasks.missing or tasks.files[n].epoch >= newest for n in names)
+                    assert all(n in tasks.files.missing or tasks.files.epoch(n) >= newest for n in names)
             case "lost", worker:
-                unsent = {name for name, who in tasks.missing.items() if who == worker}
+                unsent = {name for name, who in tasks.files.missing.items() if who == worker}
                 assert tasks.release(worker) == sorted(unsent)
-                assert tasks.sender != worker
-                assert unsent <= tasks.missing.keys()
+                assert tasks.files.sender != worker
+                assert unsent <= tasks.files.missing.keys()
             case "left out", name:
-                sender = tasks.missing.get(name)
+                sender = tasks.files.missing.get(name)
                 tasks.leave_out({name: "why"})
-                assert tasks.missing[name] == (sender if isinstance(sender, tuple) else "why")
+                assert tasks.files.missing[name] == (sender if isinstance(sender, tuple) else "why")
             case "waits", seconds:
                 now += seconds
             case "restart", _:
                 saved, before, tasks = json.loads(json.dumps(tasks.dump())), tasks, Tasks()
                 tasks.load(saved)
-                assert tasks.sender is None
-                assert tasks.missing.keys() == before.missing.keys()
-                assert tasks.left_out == before.left_out
-        assert len({who for who in tasks.missing.values() if isinstance(who, tuple)}) < 2
-        if tasks.sender is not None and tasks.queue:
-            assert tasks.awaited(now) in {tasks.sender, tasks.queue[0].holder}
+                assert tasks.files.sender is None
+                assert tasks.files.missing.keys() == before.files.missing.keys()
+                assert tasks.files.left_out == before.files.left_out
+        assert len({who for who in tasks.files.missing.values() if isinstance(who, tuple)}) < 2
+        if tasks.files.sender is not None and tasks.queue:
+            assert tasks.awaited(now) in {tasks.files.sender, tasks.queue[0].holder}
 
 
 def test_no_more_than_a_few_names_are_told():
     tasks = Tasks()
     tasks.sends_later((0, 0), [f"logs/{n}.keras" for n in range(5)])
     tasks.release((0, 0))
-    assert tasks.lacking == (
+    assert tasks.files.lacking == (
         "logs/0.keras, logs/1.keras, logs/2.keras and 2 more went with the worker that had written them, before the "
         "storage took them"
     )
     another = Tasks()
     another.load(tasks.dump())
-    assert another.lacking == tasks.lacking
+    assert another.files.lacking == tasks.files.lacking
     another.resume_after(0)
-    assert another.lacking == "", "these files are of the run that it starts from"
+    assert another.files.lacking == "", "these files are of the run that it starts from"
     tasks.sends_later((1, 0), [f"logs/{n}.keras" for n in range(5)])
-    assert tasks.lacking == ""
+    assert tasks.files.lacking == ""
     tasks.sends_later((1, 0), [])
-    assert tasks.missing == {}
+    assert tasks.files.missing == {}
 
 
 A, B, C = WORKERS
@@ -127,7 +127,7 @@ def test_older_copy_is_not_lost_where_the_storage_has_a_newer_file(later):
     elif later == "after a second restart":
         tasks = restarted(tasks)
     tasks.joins(A, [F], 0, {F: 0})
-    assert tasks.missing == {}
+    assert tasks.files.missing == {}
 
 
 def test_what_a_worker_gave_up_since_the_snapshot_stays_lost():
@@ -137,7 +137,7 @@ def test_what_a_worker_gave_up_since_the_snapshot_stays_lost():
     assert tasks.sends_later(A, [F], 1, {F: 1})
     tasks = restarted(tasks)
     tasks.joins(A, [], 1, {F: 1})
-    assert tasks.missing == {F: ""}
+    assert tasks.files.missing == {F: ""}
 
 
 WHY = "the worker cannot read it"
@@ -149,10 +149,10 @@ def test_what_a_worker_has_left_out_is_no_news_of_a_newer_file(said):
     tasks = Tasks()
     ran(tasks, 0, A)
     tasks.leave_out({F: WHY}, {F: 0})
-    assert tasks.missing == {F: WHY}
+    assert tasks.files.missing == {F: WHY}
     ran(tasks, 1, B, stores=[F])
     tasks.leave_out({F: WHY}, said)
-    assert tasks.missing == ({} if said in ({F: 0}, {F: 1}) else {F: WHY})
+    assert tasks.files.missing == ({} if said in ({F: 0}, {F: 1}) else {F: WHY})
 
 
 def test_what_a_worker_has_left_out_says_nothing_of_a_newer_file_that_is_lost():
@@ -162,9 +162,9 @@ def test_what_a_worker_has_left_out_says_nothing_of_a_newer_file_that_is_lost():
     assert tasks.sends_later(B, [F], 1, {F: 1})
     tasks.release(B)
     tasks.leave_out({F: WHY}, {F: 0})
-    assert tasks.missing == {F: ""}
+    assert tasks.files.missing == {F: ""}
     tasks.leave_out({F: WHY}, {F: 1})
-    assert tasks.missing == {F: WHY}
+    assert tasks.files.missing == {F: WHY}
 
 
 def test_what_is_left_out_of_epochs_that_a_rollback_undoes_holds_back_no_later_file():
@@ -173,7 +173,7 @@ def test_what_is_left_out_of_epochs_that_a_rollback_undoes_holds_back_no_later_f
     tasks.leave_out({F: WHY}, {F: 7})
     ran(tasks, 1, B)
     assert tasks.sends_later(B, [F], 1, {F: 1})
-    assert tasks.sender == B
+    assert tasks.files.sender == B
 
 
 def test_files_of_epochs_that_a_rollback_undoes_hold_back_no_later_ones():
@@ -186,7 +186,7 @@ def test_files_of_epochs_that_a_rollback_undoes_hold_back_no_later_ones():
     tasks.epoch_ended(1, {"loss": 1.0}, 0.0, validation=False, callbacks=True)
     assert tasks.grant(A, (2, 1), 0.0)
     assert tasks.sends_later(A, [F], 1, {F: 1})
-    assert tasks.sender == A
+    assert tasks.files.sender == A
 
 
 def test_a_worker_of_an_earlier_version_is_told_that_all_its_copies_are_overtaken():
@@ -196,6 +196,6 @@ def test_a_worker_of_an_earlier_version_is_told_that_all_its_copies_are_overtake
     ran(tasks, 1, B, stores=[F])
     tasks.release(B)
     assert not tasks.sends_later(A, [F, "logs/log.csv"], 0)
-    assert tasks.missing == {"logs/log.csv": ""}
+    assert tasks.files.missing == {"logs/log.csv": ""}
     assert tasks.sends_later(A, [F, "logs/log.csv"], 0, {F: 0, "logs/log.csv": 0})
-    assert tasks.missing == {"logs/log.csv": A}
+    assert tasks.files.missing == {"logs/log.csv": A}

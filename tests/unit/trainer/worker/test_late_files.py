@@ -15,6 +15,7 @@ import pytest
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator import artefacts, report
+from shoal_trainer.coordinator.callback_files import CallbackFiles
 from shoal_trainer.coordinator.protocol import LATE, DataSpec, Leave, TaskDone, UnsentFiles
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import BadName, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
@@ -201,7 +202,7 @@ def test_the_files_follow_as_they_were_written_and_the_export_waits_for_them(clu
     assert cluster.tasks.holder == (0, 0)
     cluster.full = False
     cluster.send()
-    assert cluster.tasks.sender is None
+    assert cluster.tasks.files.sender is None
     assert cluster.stored() == {"log.csv": "row\n" * EPOCHS, "1.keras": "model 1", "2.keras": "model 2"}
     cluster.call(last)
     assert cluster.train(1).task == "export"
@@ -217,14 +218,14 @@ def test_what_waits_is_read_while_no_worker_can_change_it(cluster, monkeypatch, 
     assert work.task == "export"
     snapshotter.take()
     cluster.tasks.leave_out({"logs/long": "File name too long"})
-    refused, missing = [], Tasks.missing.fget
+    refused, missing = [], CallbackFiles.missing.fget
 
-    def reads(tasks):
+    def reads(files):
         with ThreadPoolExecutor(1) as another:
             refused.append(not another.submit(shard.lock.acquire, blocking=False).result())
-        return missing(tasks)
+        return missing(files)
 
-    monkeypatch.setattr(Tasks, "missing", property(reads))
+    monkeypatch.setattr(CallbackFiles, "missing", property(reads))
     if reader == "a snapshot":
         assert snapshotter.take() is not None
     else:
@@ -266,7 +267,7 @@ def test_an_older_copy_never_replaces_a_newer_one(cluster, monkeypatch):
         upload(copies[0], "logs/best.keras", iter([b"1"]))
     cluster.send()
     assert cluster.stored() == {"best.keras": "2"}
-    assert cluster.tasks.sender is None
+    assert cluster.tasks.files.sender is None
 
 
 def test_callbacks_that_stop_training_wait_for_their_files(cluster):
@@ -311,7 +312,7 @@ def test_files_that_are_lost_with_their_worker_are_told_until_they_are_written_a
     assert report.succeeded(cluster.service.coordinator).message.startswith(expected)
     again = Tasks()
     again.load(cluster.tasks.dump())
-    assert again.missing == {"logs/best.keras": ""}
+    assert again.files.missing == {"logs/best.keras": ""}
 
 
 def test_the_best_weights_of_an_earlier_epoch_are_not_taken_for_those_that_were_lost(cluster):
@@ -351,9 +352,9 @@ def test_a_disk_with_little_room_makes_the_callbacks_wait(cluster, monkeypatch):
         cluster.call(work, log__csv="1234")
     assert cluster.tasks.holder == (0, 0)
     cluster.send()
-    assert cluster.tasks.sender is None, "the export would wait for nothing"
+    assert cluster.tasks.files.sender is None, "the export would wait for nothing"
     cluster.call(work, log__csv="123")
-    assert cluster.tasks.sender == (0, 0)
+    assert cluster.tasks.files.sender == (0, 0)
 
 
 def test_files_that_wait_for_room_are_not_told_as_lost(cluster, monkeypatch):
@@ -365,7 +366,7 @@ def test_files_that_wait_for_room_are_not_told_as_lost(cluster, monkeypatch):
     with pytest.raises(Unreachable):
         cluster.call(work, a="1", b="x" * 100)
     cluster.send()
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
     assert cluster.planes[0]._client.said[-1].written == {"logs/a": 0}
 
 
@@ -421,14 +422,14 @@ def test_a_copy_that_was_deleted_is_left_out_and_told_until_it_is_written_again(
     cluster.full = False
     cluster.send()
     assert cluster.stored() == {"best.keras": "best"}
-    assert cluster.tasks.sender is None
+    assert cluster.tasks.files.sender is None
     assert (
         "logs/log.csv is left out: its copy on the disk of the worker is lost: No such file"
-        in cluster.tasks.lacking
+        in cluster.tasks.files.lacking
     )
     cluster.epoch()
     assert cluster.stored() == {"log.csv": "1", "best.keras": "best"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_an_older_parameter_server_makes_the_callbacks_wait(cluster):
@@ -474,11 +475,11 @@ def test_a_file_that_the_storage_can_never_have_is_left_out_and_told(cluster, ca
         cluster.epoch(long2__csv="1")
         cluster.full = False
         cluster.send()
-    assert cluster.tasks.sender is None
-    assert list(cluster.tasks.left_out) == ["logs/long.csv", "logs/long2.csv"]
+    assert cluster.tasks.files.sender is None
+    assert list(cluster.tasks.files.left_out) == ["logs/long.csv", "logs/long2.csv"]
     assert cluster.stored() == {"short.csv": "12"}
     cluster.call(cluster.train(0), long__csv="123")
-    assert list(cluster.tasks.left_out) == ["logs/long2.csv"]
+    assert list(cluster.tasks.files.left_out) == ["logs/long2.csv"]
 
 
 def test_a_name_that_the_protocol_refuses_is_left_out_and_a_wrong_token_is_not(cluster):
@@ -488,7 +489,7 @@ def test_a_name_that_the_protocol_refuses_is_left_out_and_a_wrong_token_is_not(c
         cluster.call(work, a="1")
     line.upload = lambda *_: (_ for _ in ()).throw(ProtocolError("'a\\\\b' is not a relative file name"))
     cluster.call(work, a="1")
-    assert "is not a relative file name" in cluster.tasks.lacking
+    assert "is not a relative file name" in cluster.tasks.files.lacking
 
 
 def test_a_file_of_the_model_is_never_left_out(cluster):
@@ -549,7 +550,7 @@ def test_a_rollback_does_not_tell_of_files_that_were_stored_since_the_snapshot(c
     cluster.full = False
     cluster.send()
     cluster.service.coordinator.record.rewind(saved)
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_a_snapshot_follows_when_the_last_file_is_stored(cluster, monkeypatch):
@@ -581,11 +582,11 @@ def test_what_no_message_told_is_lost_until_its_worker_is_heard(cluster):
     cluster.full = True
     cluster.epoch(log__csv="1\n")
     cluster.tasks.release((0, 0))
-    assert cluster.tasks.lacking
+    assert cluster.tasks.files.lacking
     cluster.full = False
     cluster.send()
     assert cluster.stored() == {"log.csv": "1\n"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 @pytest.mark.parametrize("refused", ["large.keras", "small.csv"])
@@ -605,7 +606,7 @@ def test_a_file_that_the_storage_refuses_holds_back_no_other(cluster, refused):
     cluster.refused = ()
     cluster.send()
     assert cluster.stored()[refused] == files[refused]
-    assert cluster.tasks.sender is None
+    assert cluster.tasks.files.sender is None
 
 
 def test_a_storage_that_takes_nothing_is_sent_one_file_in_each_attempt(cluster, monkeypatch):
@@ -630,7 +631,7 @@ def test_a_new_parameter_server_hears_of_the_files_before_it_lets_others_run_cal
     cluster.send()
     assert cluster.stored() == {"best_weights.npz": "2"}
     assert exported(cluster, 0) == b"2"
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_lost_best_weights_are_not_taken_from_an_earlier_epoch_when_the_copy_was_deleted(cluster):
@@ -658,7 +659,7 @@ def test_a_copy_that_the_disk_cannot_read_is_told_and_holds_up_no_other(cluster,
     cluster.send()
     assert cluster.stored() == {"b": "2"}
     assert (
-        cluster.tasks.lacking
+        cluster.tasks.files.lacking
         == "logs/a is left out: its copy on the disk of the worker is lost: Input/output error"
     )
 
@@ -669,13 +670,13 @@ def test_a_file_that_was_left_out_and_follows_later_is_told_no_more(cluster):
     cluster.planes[0]._late.copies["logs/log.csv"].unlink()
     cluster.full = False
     cluster.send()
-    assert cluster.tasks.lacking
+    assert cluster.tasks.files.lacking
     cluster.full = True
     cluster.epoch(log__csv="12")
     cluster.full = False
     cluster.send()
     assert cluster.stored() == {"log.csv": "12"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_a_folder_of_copies_that_was_deleted_is_made_again(cluster):
@@ -736,7 +737,7 @@ def test_of_two_workers_with_copies_the_one_of_the_newer_epoch_sends_them(cluste
     cluster.send(1)
     cluster.send(0)
     assert cluster.stored() == {"log.csv": "1\n2\n"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
     cluster.start()
 
 
@@ -767,7 +768,7 @@ def test_after_the_end_of_training_callbacks_wait_and_one_refused_file_holds_bac
     cluster.refused = ()
     cluster.call(again, slot=1)
     assert cluster.stored() == {"log.csv": "1\n", "best.keras": "best"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def restarted_from(cluster, monkeypatch, saved):
@@ -791,11 +792,11 @@ def test_files_that_were_stored_since_the_snapshot_are_not_lost_with_the_paramet
         with contextlib.suppress(Unreachable):
             cluster.send()
     restarted_from(cluster, monkeypatch, saved)
-    assert set(cluster.tasks.missing) == {f"logs/{name}" for name in refused}
+    assert set(cluster.tasks.files.missing) == {f"logs/{name}" for name in refused}
     cluster.refused = ()
     cluster.send()
     assert exported(cluster, 0) == b"2"
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_a_new_process_of_the_same_name_does_not_say_that_files_were_stored(cluster, monkeypatch):
@@ -809,7 +810,7 @@ def test_a_new_process_of_the_same_name_does_not_say_that_files_were_stored(clus
     restarted_from(cluster, monkeypatch, saved)
     (cluster.folder / "best_weights.npz").unlink()
     cluster.epoch(log__csv="1\n")
-    assert "best_weights.npz" in cluster.tasks.lacking
+    assert "best_weights.npz" in cluster.tasks.files.lacking
 
 
 def test_a_snapshot_is_taken_for_files_that_were_stored_though_nothing_was_trained_since(cluster):
@@ -841,7 +842,7 @@ def test_a_join_without_an_answer_makes_no_worker_wait_for_files_that_are_stored
     with pytest.raises(Unreachable):
         cluster.planes[0].join({}, Wasted())
     cluster.planes[0].join({}, Wasted())
-    assert cluster.tasks.sender is None
+    assert cluster.tasks.files.sender is None
     cluster.epoch(log__csv="2\n")
 
 
@@ -853,7 +854,7 @@ def test_what_others_have_stored_newer_is_not_lost_with_an_overtaken_copy(cluste
     (cluster.folder / "log.csv").unlink()
     cluster.call(cluster.work(1), slot=1, best_weights__npz="2")
     cluster.planes[0].join({}, Wasted())
-    assert set(cluster.tasks.missing) == {"logs/log.csv"}
+    assert set(cluster.tasks.files.missing) == {"logs/log.csv"}
 
 
 def fail_once(monkeypatch, line):
@@ -876,7 +877,7 @@ def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(clust
     for _ in range(2):
         cluster.send()
     assert cluster.stored() == {"b": "2", "c": "3"}
-    assert "logs/a is left out" in cluster.tasks.lacking
+    assert "logs/a is left out" in cluster.tasks.files.lacking
 
 
 def test_a_word_that_a_later_one_overtook_holds_up_no_export(cluster):
@@ -938,7 +939,7 @@ def test_what_a_worker_gave_up_before_it_joined_is_not_taken_for_stored(cluster,
     plane = cluster.planes[0]
     for said in (cluster.send, lambda: plane.join({}, Wasted()))[:: 1 if files_first else -1]:
         said()
-    assert LOST in cluster.tasks.lacking
+    assert LOST in cluster.tasks.files.lacking
     plane.join({}, Wasted())
     assert exported(cluster, 1) == b""
 
@@ -956,7 +957,7 @@ def test_a_copy_that_others_have_overtaken_stays_so_when_they_are_gone(cluster, 
     cluster.send()
     cluster.call(last)
     assert cluster.stored() == {"best_weights.npz": "3", "log.csv": "4"}
-    assert cluster.tasks.missing == {}
+    assert cluster.tasks.files.missing == {}
 
 
 def test_a_file_that_others_have_overtaken_is_not_uploaded_again_as_it_is(cluster, monkeypatch):
@@ -979,7 +980,7 @@ def test_best_weights_that_nobody_has_overtaken_are_sent_though_others_ran_callb
     cluster.planes[0].join({}, Wasted())
     cluster.send()
     assert cluster.stored() == {"best_weights.npz": "2"}
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 @pytest.mark.parametrize("said", ["with its task", "with a word of what waits"])
@@ -991,7 +992,7 @@ def test_a_file_that_another_worker_has_stored_since_is_not_left_out(cluster, sa
         assert cluster.service.coordinator.task_done(done).kind == "callbacks"
     else:
         cluster.planes[0]._client.send(UnsentFiles(**cluster.planes[0]._client.identity, called=0, **about))
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, monkeypatch):
@@ -1008,7 +1009,7 @@ def test_a_name_that_the_storage_refused_later_is_not_taken_for_stored(cluster, 
     cluster.send()
     monkeypatch.setattr(line, "upload", upload)
     restarted_from(cluster, monkeypatch, saved)
-    assert list(cluster.tasks.missing) == ["logs/long.csv"]
+    assert list(cluster.tasks.files.missing) == ["logs/long.csv"]
 
 
 def copies_fail(monkeypatch, code, *names):
@@ -1036,11 +1037,11 @@ def test_a_file_that_cannot_be_copied_is_left_out_and_told(cluster, monkeypatch,
     cluster.send()
     assert cluster.stored() == {"a": "12", "c": "3"}
     why = f"is left out: the worker cannot read it: {os.strerror(code)}"
-    assert cluster.tasks.lacking == f"logs/b {why}; logs/d {why}"
+    assert cluster.tasks.files.lacking == f"logs/b {why}; logs/d {why}"
     (cluster.folder / "b").write_text("234")
     cluster.epoch()
     assert cluster.stored()["b"] == "234"
-    assert list(cluster.tasks.missing) == ["logs/d"]
+    assert list(cluster.tasks.files.missing) == ["logs/d"]
 
 
 def test_a_worker_with_too_much_open_waits_with_the_callbacks(cluster, monkeypatch):
@@ -1071,7 +1072,7 @@ def test_a_file_that_is_gone_before_it_is_looked_at_is_left_out_and_told(cluster
     cluster.full = False
     cluster.send()
     assert cluster.stored() == {"a": "1"}
-    assert cluster.tasks.lacking == (
+    assert cluster.tasks.files.lacking == (
         "logs/gone is left out: the worker cannot read it: No such file or directory"
     )
 
@@ -1083,11 +1084,11 @@ def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(clus
     cluster.epoch(a="1", b="2", c="3")
     cluster.send()
     assert cluster.stored() == {"b": "2", "c": "3"}
-    assert cluster.tasks.lacking == "logs/a is left out: the worker cannot read it: Stale file handle"
+    assert cluster.tasks.files.lacking == "logs/a is left out: the worker cannot read it: Stale file handle"
     (cluster.folder / "a").write_text("12")
     cluster.epoch()
     assert cluster.stored()["a"] == "12"
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
 
 
 def test_a_worker_says_of_which_epoch_a_file_is_that_it_leaves_out(cluster, monkeypatch):
@@ -1099,18 +1100,18 @@ def test_a_worker_says_of_which_epoch_a_file_is_that_it_leaves_out(cluster, monk
     with monkeypatch.context() as patched:
         patched.setattr(line, "upload", refused)
         cluster.epoch(log__csv="1")
-    assert cluster.tasks.lacking
+    assert cluster.tasks.files.lacking
     with monkeypatch.context() as patched:
         patched.setattr(cluster.planes[0], "join", lambda *_: None)
         cluster.start()
     cluster.service.coordinator.course.gathering.end()
     cluster.call(cluster.train(1), slot=1, log__csv="2")
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
     cluster.planes[0].join({}, Wasted())
     cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
     (cluster.folder / "log.csv").unlink()
     cluster.call(cluster.train(0))
-    assert cluster.tasks.lacking == ""
+    assert cluster.tasks.files.lacking == ""
     assert cluster.stored() == {"log.csv": "2"}
 
 
