@@ -156,7 +156,7 @@ async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
         fresh = range(MOST_KEPT, MOST_KEPT + losses)  # those that fail again wait for longer
         found = [await _writes_of_a_loss(world, workers, failed, number) for number in fresh]
         words = f"writes for a pod that failed alone where {MOST_KEPT} are kept, until the status says so"
-        yield summary(words, [all_told for _, all_told in found], "", "")
+        yield summary(words, [all_told for _, all_told in found], "", "", 3.0, at_most=True)
 
         async def shut_down(name: str) -> None:
             by_kubelet = condition("DisruptionTarget", "True", "TerminationByKubelet")
@@ -165,7 +165,7 @@ async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
         others = range(fresh.stop, fresh.stop + losses)
         found = [await _writes_of_a_loss(world, workers, shut_down, number) for number in others]
         words = "writes for a pod that its node ended alone, until the status says so"
-        yield summary(words, [all_told for _, all_told in found], "", "")
+        yield summary(words, [all_told for _, all_told in found], "", "", 3.0, at_most=True)
 
 
 async def _workers(world: World, namespace: str, count: int) -> list[str]:
