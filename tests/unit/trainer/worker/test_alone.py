@@ -41,6 +41,17 @@ def test_ranges_are_visited_in_ledger_order(size, batch_size, seed):
     assert sorted(seen(visit(1))) == list(range(size))
 
 
+def test_samples_of_a_range_are_in_the_order_of_the_seed_of_the_job():
+    """The order of the ranges is of the seed as well: here is one."""
+
+    def first_batch(seed, own=None):
+        data = Indexed.from_arrays(np.arange(64), seed=own)
+        return seen(Visits(Training(model=lambda: None, data=data, seed=seed), 64)(0))
+
+    assert first_batch(0) == first_batch(0) != first_batch(1)
+    assert first_batch(0, own=5) == first_batch(1, own=5)
+
+
 @pytest.mark.nightly
 def test_files_are_visited_in_ledger_order_that_differs_by_epoch(tmp_path):
     for number in range(12):

@@ -16,6 +16,7 @@ from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
+from tests.unit.trainer.worker.running import SECONDS
 
 CONFIG = RuntimeConfig(
     job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
@@ -139,6 +140,23 @@ def test_only_an_optimizer_on_the_workers_is_logged(start_servers, caplog, optim
     flat_model.trace()
     compose(training, config, flat_model, coordinator, servers.credentials, threading.Event()).close()
     assert [r.getMessage() for r in caplog.records if "optimizer" in r.getMessage()] == messages
+
+
+def test_worker_trains_the_samples_in_the_order_of_the_seed_of_the_job(start_servers):
+    """Else runs with several seeds, for error bars, would all train them in one order."""
+    servers = start_servers(None)
+    config, flat_model = servers.config(), build_flat_model(job(), servers.config())
+    flat_model.trace()
+
+    def first_batch(seed):
+        coordinator, drain = FakeCoordinator(DATA.size), threading.Event()
+        worker = compose(job(seed=seed), config, flat_model, coordinator, servers.credentials, drain)
+        worker.loop._feed.start()
+        ready = worker.loop._feed.get(SECONDS)
+        worker.close()
+        return ready.batch.x.tolist()
+
+    assert first_batch(0) == first_batch(0) != first_batch(1)
 
 
 def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
