@@ -379,6 +379,27 @@ def test_lock_is_held_for_one_piece_at_most_while_a_snapshot_is_copied(
     assert free == [True] * (PIECES - 1)
 
 
+def test_pushes_of_two_workers_are_applied_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On different pieces: else a shard would use one of its processors, however many workers push."""
+    shard, both = started(), threading.Barrier(2)
+    ahead, behind = (shard.pushing(slot, 0, 1, 0, meta_of(1), delta=True) for slot in range(2))
+    walked(ahead, vector(0, 1), 1)
+    assert shard.model is not None
+    add = shard.model.add
+
+    def meets(*arguments: Any) -> bool:
+        both.wait(10)
+        return add(*arguments)
+
+    monkeypatch.setattr(shard.model, "add", meets)
+    with ThreadPoolExecutor(2) as pool:
+        steps = [
+            pool.submit(walked, stream, vector(slot, 1), 1) for slot, stream in enumerate((ahead, behind))
+        ]
+    assert [step.exception() for step in steps] == [None, None]
+    assert [(push.slot, push.pieces) for push in shard.history.begun()] == [(0, 2), (1, 1)]
+
+
 class Timed:
     """A lock that tells for how much processor time it was held at most."""
 
