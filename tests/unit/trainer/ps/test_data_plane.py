@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -71,14 +71,21 @@ def test_worker_trains_with_every_encoding(
 
 
 class Arriving:
-    """An update in the wire's format that an accelerator is still giving, in uneven pieces."""
+    """An update in the wire's format that an accelerator is still giving, in uneven pieces.
 
-    def __init__(self, values: Any) -> None:
+    `before_last` is called before the last one is given.
+    """
+
+    def __init__(self, values: Any, before_last: Callable[[], None] = lambda: None) -> None:
         self.size, self.shape, self.dtype, self._values = values.size, values.shape, values.dtype, values
+        self._before_last = before_last
 
     def parts(self, low: int, high: int) -> Iterator[tuple[slice, Any]]:
         bounds = [low, *range(low - low % 7001 + 7001, high, 7001), high]
-        yield from ((slice(a, b), self._values[a:b]) for a, b in pairwise(bounds))
+        for a, b in pairwise(bounds):
+            if b == self.size:
+                self._before_last()
+            yield slice(a, b), self._values[a:b]
 
 
 @pytest.mark.by_day(5)
@@ -111,6 +118,22 @@ def test_update_in_pieces_is_that_of_one_array(
         decode(array, into, MODEL.parameters)
     np.testing.assert_allclose(values[1], 2 * values[0], rtol=2**-7, atol=1e-5)
     assert np.abs(values[0]).max() > 0.9
+    cluster.close()
+
+
+def test_update_is_sent_as_it_arrives(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_always(monkeypatch)
+    cluster = Cluster(credentials, streams=True).serve()
+    client, out = cluster.client(dtype="fp32"), aligned(N)
+    client.hello(MODEL, Copy(lambda: flat(0.0)))
+    pulled = client.pull(out)
+
+    def applied() -> bool:
+        return [push.pieces for push in cluster.stores[0].history.begun()] == [N // PIECE - 1]
+
+    update = Arriving(flat(1.0), before_last=lambda: until(applied))
+    client.push_pull(update, out, Push(1, pulled.versions, PushMeta(1)))
+    np.testing.assert_array_equal(out[: MODEL.parameters], -1)
     cluster.close()
 
 
