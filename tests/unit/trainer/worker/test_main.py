@@ -76,6 +76,21 @@ def test_local_workers_share_the_cores(monkeypatch):
     assert threads == ["2"] * 4
 
 
+def test_local_workers_divide_the_gpus_of_this_machine(monkeypatch):
+    """They share a card that there are too few of; the parameter server sees what it is given, and uses none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    given = []
+
+    def start(_command, *, env, **_):
+        given.append((env["CUDA_VISIBLE_DEVICES"], env.get("TF_FORCE_GPU_ALLOW_GROWTH")))
+        return Ended()
+
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", start)
+    with LocalRun(LocalJob(entrypoint="a:b", workers=3)):
+        assert given == [("0,1", None), ("0", "true"), ("1", "true"), ("0", "true")]
+
+
 def test_processes_of_a_local_run_get_no_key_in_arguments_or_environment(monkeypatch):
     started = []
 
