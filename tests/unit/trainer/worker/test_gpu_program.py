@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
+from shoal_trainer.worker.inputs import Inputs
 from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
@@ -203,6 +205,22 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
     assert main.main() == 1
     message = json.loads((tmp_path / "message").read_text())
     assert message["reason"] == "NoAccelerator"
+
+
+def test_next_batch_is_copied_while_the_step_runs(monkeypatch):
+    inputs = Inputs(BATCHES[0], (), as_given=False, on_host=False)
+    stepped, place, in_time = threading.Event(), inputs._place, []
+
+    def waits(batch):
+        if batch is BATCHES[1]:
+            in_time.append(stepped.wait(10))
+        return place(batch)
+
+    monkeypatch.setattr(inputs, "_place", waits)
+    inputs.place(BATCHES[0], BATCHES[1])
+    stepped.set()
+    inputs.place(BATCHES[1], None)
+    assert in_time == [True]
 
 
 @pytest.mark.nightly
