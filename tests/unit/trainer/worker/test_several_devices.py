@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.labels import Place
+from shoal.manifests.placement import Where
+from shoal.manifests.pods import pod
 from shoal.sizing.fleet.resources import fleet_pool
+from shoal_trainer.contract import ACCELERATORS_ENV
 from shoal_trainer.data.source import Part
-from shoal_trainer.worker.hardware import equipment
+from shoal_trainer.worker.hardware import equipment, promised_accelerators
 from shoal_trainer.worker.several_devices import shares
+from tests.unit.policy import build
 from tests.unit.trainer.worker.models import DATA
 
 ROOT = Path(__file__).parents[4]
@@ -97,7 +102,7 @@ def test_shares_are_the_batch(samples, size, devices):
         assert real == pytest.approx(samples / size)
 
 
-def test_planner_telemetry_and_trainer_mean_the_same_by_a_number_of_devices():
+def test_planner_telemetry_and_trainer_mean_the_same_by_a_number_of_devices(monkeypatch):
     """A pool's `accelerator.count` accelerators are one worker, which divides its batch among them."""
     spec = {
         "accelerator": {"name": "A100-40GB", "count": 4},
@@ -106,7 +111,12 @@ def test_planner_telemetry_and_trainer_mean_the_same_by_a_number_of_devices():
         "limits": {"nodes": 1},
     }
     pool = CapacityPool.model_validate({"metadata": {"name": "pool"}, "spec": spec})
-    planned = fleet_pool(pool).devices
+    made = pod(build.job(), Place("worker", 0, 0), build.IMAGES, Where("Spot", pool))
+    (container,) = made["spec"]["containers"]
+    (told,) = (each["value"] for each in container["env"] if each["name"] == ACCELERATORS_ENV)
+    monkeypatch.setenv(ACCELERATORS_ENV, told)
+    promised = promised_accelerators()  # a worker that sees fewer ends
     batch = next(iter(DATA.read(Part(0, 64), 64)))
-    assert equipment("NVIDIA A100-SXM4-40GB", planned, 1)[::2][:2] == ("A100-40GB", 4)
-    assert {len(x) for x, *_ in shares(batch, planned)} == {64 / planned}
+    assert fleet_pool(pool).devices == promised == 4
+    assert equipment("NVIDIA A100-SXM4-40GB", promised, 1)[::2][:2] == ("A100-40GB", 4)
+    assert {len(x) for x, *_ in shares(batch, promised)} == {16}
