@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,22 @@ from dev.mutants import (
 MUTANTS = load()
 
 
-def test_there_are_enough_of_them_with_names_of_their_own() -> None:
-    assert len(MUTANTS) >= 40
+def test_each_has_a_name_of_its_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_there_are_enough_that_a_night_judges_by_the_simulation_alone() -> None:
+    """Of fencing, boots, claims, the ledger and journals, which the Makefile names."""
+    (rooms,) = re.findall(r"dev\.mutants seeds (.+?);", (ROOT / "Makefile").read_text())
+    judged = [each for each in MUTANTS if each.name.startswith(tuple(rooms.split())) and not each.beyond]
+    assert {each.name.partition(":")[0] for each in judged} == {
+        "fence",
+        "boot",
+        "claims",
+        "ledger",
+        "journal",
+    }
+    assert len(judged) >= 40
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
