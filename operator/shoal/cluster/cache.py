@@ -140,6 +140,10 @@ class Cache(Generic[T]):
         """Whether a newer state of the object than the known one cannot be parsed: nothing can be written to it."""
         return uid in self._unread
 
+    def unread(self) -> int:
+        """Of how many objects the newest state cannot be parsed."""
+        return len(self._unread)
+
     def has_seen(self, uid: str, at: int) -> bool:
         """Whether the object is known as it was at this resource version, or later, or as deleted or unreadable."""
         known = self._by_uid.get(uid)

@@ -210,7 +210,7 @@ class Operator:
 
     def _lead(self) -> None:
         self._outage.assumed(self.lease.abandoned_seconds)
-        self._job_metrics.count_jobs(self.state.jobs.all)
+        self._job_metrics.count_jobs(self.state.jobs.all, self.state.jobs.unread)
         self._plan_metrics.count_pools(self.state.pools.all, self.state.jobs.all)
         self._plan_metrics.count_proposals(self.planner.oldest_seconds, self.planner.waiting)
         self.planner.trigger()

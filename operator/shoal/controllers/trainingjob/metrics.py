@@ -82,8 +82,13 @@ class JobMetrics:
         )
         self._first: dict[str, _Expected] = {}
 
-    def count_jobs(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
-        """Export the numbers of jobs, computed at each scrape, without those that another controller manages."""
+    def count_jobs(
+        self, jobs: Callable[[], Iterable[TrainingJob]], unreadable: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Export the numbers of jobs, computed at each scrape, without those that another controller manages.
+
+        `unreadable`: how many cannot be read, of which `jobs` has an older state or none.
+        """
 
         def ours() -> list[TrainingJob]:
             return [job for job in jobs() if job.spec.ours]
@@ -131,6 +136,11 @@ class JobMetrics:
                 for condition in job.status.conditions
                 if condition.type in TROUBLE and condition.status == "True"
             ),
+        )
+        self._metrics.live_value(
+            "shoal_jobs_unreadable",
+            "TrainingJobs that this version cannot read: what they lose is not replaced.",
+            unreadable,
         )
         self._metrics.live_value(
             "shoal_cost_per_hour",

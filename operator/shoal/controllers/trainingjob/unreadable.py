@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from shoal.api.base import API_VERSION
+from shoal.api.base import API_VERSION, Condition
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.controllers.belonging import Key
@@ -23,7 +23,6 @@ from shoal.errors import Unavailable
 from shoal.policy.common.wording import short
 from shoal.runtime.backoff import pause
 from shoal.runtime.work_queue import Priority
-from shoal.words import stamp
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +79,10 @@ class Complaints:
         if key not in self._untold:
             self._untold = {known: each for known, each in self._untold.items() if self._unread(each.uid)}
         self._untold.pop(key, None)
-        if (before.get("reason"), before.get("message")) != (REASON, message):
+        uid, generation = str(meta.get("uid", "")), meta.get("generation", 0)
+        told = before.get("reason"), before.get("message"), status.get("observedGeneration", 0)
+        if told != (REASON, message, generation):  # who waits for its health reads no status of an older one
             others = [each for each in conditions if each is not before]
-            uid, generation = str(meta.get("uid", "")), meta.get("generation", 0)
             self._untold[key] = _Complaint(uid, generation, message, others)
         return key
 
@@ -99,17 +99,14 @@ class Complaints:
         if (known := self._untold.pop(key, None)) is None or not self._unread(known.uid):
             return
         namespace, name = key
-        stalled = {
-            "type": "Stalled",
-            "status": "True",
-            "reason": REASON,
-            "message": known.message,
-            "observedGeneration": known.generation,
-            "lastTransitionTime": stamp(self._wall()),
-        }
+        generation = known.generation
+        stalled = Condition.after(
+            None, "Stalled", True, REASON, known.message, generation=generation, now=self._wall()
+        )
+        conditions = [*known.conditions, stalled.model_dump(mode="json", by_alias=True)]
         body = {
             "metadata": {"uid": known.uid},
-            "status": {"reason": REASON, "conditions": [*known.conditions, stalled]},
+            "status": {"observedGeneration": generation, "reason": REASON, "conditions": conditions},
         }
         path = f"/apis/{API_VERSION}/namespaces/{namespace}/{TrainingJob.PLURAL}/{name}/status"
         try:

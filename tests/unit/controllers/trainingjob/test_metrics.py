@@ -13,6 +13,7 @@ from shoal.api.base import Condition
 from shoal.api.planning_status import CostStatus, PlanStatus, PredictionStatus
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.api.training_job_status import Restarts, TrainingJobStatus
+from shoal.cluster.cache import Cache
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.runtime.metrics import Metrics
 from tests.unit.policy import build
@@ -97,6 +98,20 @@ def test_jobs_are_counted_by_the_conditions_of_trouble_that_hold() -> None:
         'shoal_jobs_troubled{condition="Degraded"} 1.0',
         'shoal_jobs_troubled{condition="NodeSignalsSuspect"} 2.0',
     ]
+
+
+def test_jobs_that_cannot_be_read_are_counted_though_nothing_else_is_known_of_them() -> None:
+    """After a rollback below newer CRDs no job is read, and none is in the numbers of jobs."""
+    cache = Cache[TrainingJob](lambda _old, _new, _ours: None)
+    metrics = JobMetrics(process := Metrics())
+    metrics.count_jobs(cache.all, unreadable=cache.unread)
+    read = process.registry.get_sample_value
+    assert read("shoal_jobs_unreadable") == 0
+    cache.leave_unread("u1", 7)
+    cache.leave_unread("u2", 8)
+    assert read("shoal_jobs_unreadable") == 2
+    cache.drop("u1", 9)
+    assert read("shoal_jobs_unreadable") == 1
 
 
 def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:

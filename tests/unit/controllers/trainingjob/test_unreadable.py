@@ -11,6 +11,7 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.unreadable import LONGEST_PAUSE, Complaints
 from shoal.errors import Unavailable
 from tests.unit.controllers.clusters import JOB_PATH, KEY, NOW, Cluster, Rig
+from tests.unit.docs.test_health_check import health
 
 
 async def test_unreadable_job_is_stalled_and_what_runs_goes_on() -> None:
@@ -29,6 +30,25 @@ async def test_unreadable_job_is_stalled_and_what_runs_goes_on() -> None:
     assert "spec.workers.replicas" in stalled["message"]
     assert any(c["type"] == "Initialized" for c in status["conditions"]), "the other conditions stay"
     assert rig.pods() == pods
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["new", "edited"])
+async def test_who_waits_for_its_health_is_told(made: bool) -> None:
+    """Argo CD, Flux and kstatus read no condition before the status is of the newest generation."""
+    rig = Rig()
+    rig.apply()
+    if made:
+        await rig.reconcile()
+        rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "fromTheFuture": 1})
+    for generation in (2, 3):  # edited once more, with the same fault
+        rig.cluster.change(
+            JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "generation": generation}
+        )
+        rig.complaints.hear(rig.cluster.objects[JOB_PATH], "spec.fromTheFuture: no such field")
+        await rig.complaints.complain(KEY)
+        found = rig.cluster.objects[JOB_PATH]
+        status, message = health(found, found["status"])
+        assert (status, "fromTheFuture" in message) == ("Degraded", True)
 
 
 async def test_it_is_written_once() -> None:
