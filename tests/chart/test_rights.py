@@ -110,6 +110,28 @@ def test_users_with_the_builtin_roles_may_use_jobs(tools: Path) -> None:
     assert {verb for _, verb in granted([view], "ClusterRole")} == {"get", "list", "watch"}
 
 
+def test_rights_that_the_builtin_roles_are_not_to_have_are_taken_from_them(tools: Path) -> None:
+    """Helm leaves what is to be kept as it was where it is rendered no more: roles say that they are not added."""
+    with_them, without = (
+        {r["metadata"]["name"]: r for r in of_kind(render(tools, *sets, crds=True), "ClusterRole")}
+        for sets in ((), ("rbac.aggregateRoles=false",))
+    )
+    assert with_them.keys() == without.keys()
+
+    def added(roles: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+        prefix = "rbac.authorization.k8s.io/aggregate-to-"
+        told = [
+            (name.removeprefix(prefix), value)
+            for role in roles.values()
+            for name, value in role["metadata"]["labels"].items()
+            if name.startswith(prefix)
+        ]
+        return sorted(told)
+
+    assert added(with_them) == [("admin", "true"), ("edit", "true"), ("view", "true")]
+    assert added(without) == [("admin", "false"), ("edit", "false"), ("view", "false")]
+
+
 def test_rights_of_users_stay_with_the_crds(tools: Path) -> None:
     """An uninstall keeps the CRDs, and another release may work with them."""
     roles = [
