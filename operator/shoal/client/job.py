@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.api.base import API_VERSION, Condition
+from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, PHASES, TrainingJobStatus
 from shoal.client.api import Api, Json, read_as
@@ -80,10 +81,9 @@ class Job:
         return self.refresh().status
 
     def pods(self) -> list[Json]:
-        """Its pods that exist."""
-        return self._api.list(
-            f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"shoal.dev/job={self.name}"
-        )
+        """Its pods that exist; not those of an earlier job of its name, which may end for long."""
+        mine = f"{JOB_UID}={self.seen.metadata.uid}"
+        return self._api.list(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=mine)
 
     def events(self) -> list[Json]:
         """The events about it, and what went wrong with its pods, as far as Kubernetes still has them; oldest first.

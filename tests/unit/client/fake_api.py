@@ -49,7 +49,8 @@ class FakeApi(Api):
                 return self.objects[path] | {"status": {"phase": phase, "conditions": [said]}}
             return self.objects[path]
         if below := [each for at, each in self.objects.items() if at.rpartition("/")[0] == path]:
-            return {"items": below}
+            wanted = {tuple(each.split("=")) for each in query.get("labelSelector", "").split(",") if each}
+            return {"items": [e for e in below if wanted <= e.get("metadata", {}).get("labels", {}).items()]}
         if plural in {"events", "pods", "capacitypools", "trainingjobs", "persistentvolumeclaims"}:
             return {"items": []}
         if path == f"/api/v1/namespaces/{self.namespace}":

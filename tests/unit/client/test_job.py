@@ -396,6 +396,17 @@ def test_a_log_of_before_is_of_the_older_pod_or_the_earlier_container(
     assert with_logs.queries[-1]["container"] == role
 
 
+def test_pods_of_a_deleted_job_of_the_name_are_not_those_of_the_job(with_logs: FakeApi) -> None:
+    """They end for a minute, and longer on a lost node; one that was a replacement is of a higher incarnation."""
+    old = pod_manifest("ps", 0, 1)
+    old["metadata"]["labels"]["shoal.dev/job-uid"] = "uid-before"
+    with_logs.objects["/api/v1/namespaces/team/pods/digits-ps-0-1"] = old
+    with_logs.logs["digits-ps-0-1", False] = ["of the job before"]
+    job = Job(with_logs, "digits")
+    assert list(job.logs()) == ["digits-ps-0-0 now"]
+    assert "digits-ps-0-1" not in {each["metadata"]["name"] for each in job.pods()}
+
+
 def test_a_log_that_went_with_its_node_is_told(with_logs: FakeApi) -> None:
     for slot, role in ((2, "worker"), (0, "ps"), (7, "worker")):
         with pytest.raises(

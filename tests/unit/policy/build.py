@@ -67,6 +67,7 @@ def pod_manifest(
         "creationTimestamp": stamp(created),
         "labels": {
             "shoal.dev/job": "digits",
+            "shoal.dev/job-uid": UID,
             "shoal.dev/role": role,
             "shoal.dev/index": str(index),
             "shoal.dev/incarnation": str(incarnation),
