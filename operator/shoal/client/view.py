@@ -73,7 +73,10 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
 
 
 def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableType:
-    """A job in some fifteen lines: progress, data, workers, and what it waits for."""
+    """A job's progress and data, what it waits for, and its pods, as many as the terminal has lines for.
+
+    Of these, those that do not simply run come first.
+    """
     now = now or datetime.now(UTC)
     status, training, data = job.status, job.status.training, job.status.data
     head = Table.grid(padding=(0, 2))
@@ -83,7 +86,8 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     pods = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for each in ("POD", "STATE", "POOL", "NODE", "SINCE", "WHY"):
         pods.add_column(each)
-    for slot in sorted(status.slots, key=lambda s: (s.role, s.index, s.incarnation)):
+    runs = {slot.place: slot.state == "Running" and not slot.cause for slot in status.slots}
+    for slot in sorted(status.slots, key=lambda s: (runs[s.place], s.place)):
         state = Text(slot.state, style=STATES.get(slot.state, ""))
         since = age(slot.ended_at or slot.created_at, now)
         pods.add_row(
@@ -103,9 +107,8 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
         lines += [Padding(bar, 0), Text(counts)]
     lines += [Text(metrics)] if metrics else []
     lines += [Text(f"plan: {plan.summary}. {plan.reason}")] if plan and plan.summary else []
-    lines.append(pods)
     lines += [Text(each, style="yellow") for each in (why(status, now), training.message) if each]
-    return Group(*lines)
+    return Group(*lines, pods)
 
 
 def _progress(training: TrainingProgress) -> list[str]:

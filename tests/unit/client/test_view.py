@@ -82,3 +82,33 @@ def test_a_status_that_stands_is_said_to_be_old(minutes: int, told: bool) -> Non
     assert isinstance(console.file, io.StringIO)
     words = f"no step is known for {minutes}m00s: shoal doctor says whether an operator runs"
     assert console.file.getvalue().count(words) == 2 * told
+
+
+def test_what_a_job_waits_for_is_above_its_pods_and_those_that_do_not_run_are_first() -> None:
+    """A live table shows as much as the terminal has lines: of 200 workers the first forty, and no reason."""
+    condition = {"type": "Degraded", "status": "True", "reason": "SnapshotsFail", "message": "AccessDenied"}
+    slots = [{"role": "worker", "index": index} for index in range(200)]
+    slots[150] |= {"state": "Silent"}
+    slots[170] |= {"cause": "NodeShutdown"}
+    status = {
+        "phase": "Running",
+        "reason": "SnapshotsFail",
+        "conditions": [condition | {"lastTransitionTime": stamp(NOW)}],
+        "slots": [*slots, {"role": "ps", "index": 0}],
+        "training": {"step": 9, "message": "worker 3-0: cannot read part-0007.tfrecord"},
+    }
+    console = plain_console(120, io.StringIO())
+    console.print(follow_view(job(status=status), now=NOW))
+    shown = console.file.getvalue()
+    words = [
+        "AccessDenied",
+        "part-0007",
+        "POD",
+        "worker 150-0",
+        "worker 170-0",
+        "ps 0-0",
+        "worker 0-0",
+        "worker 199-0",
+    ]
+    places = [shown.index(each) for each in words]
+    assert places == sorted(places)
