@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from shoal.client.explain import remedies
+from shoal.policy.facts.losses import LOSSES
 from shoal.policy.facts.signals import CONDITIONS, DISRUPTION_REASONS, EVICTED_BY_KUEUE, TAINTS, Meaning
 from tests.unit.docs.pages import ROOT, read, section
 
@@ -15,6 +16,13 @@ def test_disruption_reasons_are_documented() -> None:
     reasons = {signal.reason for signal in signals if signal.meaning >= Meaning.LEAVING}
     reasons |= DISRUPTION_REASONS | {EVICTED_BY_KUEUE}
     assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
+
+
+def test_the_reasons_of_losses_are_those_of_the_page() -> None:
+    """A series of each begins at 0: see the metrics of jobs."""
+    text = section(read("docs/reasons.md"), "Reasons of losses")
+    listed = "".join(each for each in text.split("\n\n") if each.startswith("- "))
+    assert set(re.findall(r"`([A-Z][A-Za-z]+)`", listed)) == LOSSES
 
 
 def test_reasons_of_degraded_are_documented() -> None:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
+from itertools import product
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TROUBLE, TrainingJobStatus
 from shoal.cluster.clock import utc_now
+from shoal.controllers.trainingjob.reactions import STAGES
 from shoal.policy.common.times import parse_time
+from shoal.policy.facts.losses import BY_NODE, LOSSES
 from shoal.runtime.metrics import Metrics
 
 REACTIONS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -81,6 +84,18 @@ class JobMetrics:
             "shoal_cost_saved_total", "What the same node hours would have cost more at on-demand prices."
         )
         self._first: dict[str, _Expected] = {}
+        self._begin_at_0()
+
+    def _begin_at_0(self) -> None:
+        """Make the series of losses, so that the first wave of them is an increase, also of a new leader's process.
+
+        Of the reactions, those to what comes in waves: all would be 5,000 series.
+        """
+        for reason in LOSSES:
+            self.lost.labels(reason)
+        for role, stages in STAGES.items():
+            for stage, reason in product(stages, BY_NODE):
+                self.reactions.labels(role, stage, reason)
 
     def count_jobs(
         self, jobs: Callable[[], Iterable[TrainingJob]], unreadable: Callable[[], int] = lambda: 0

@@ -18,7 +18,7 @@ Observe = Callable[[str, str, str, float], None]
 """Told role, reason, stage (created, running, first_push) and seconds."""
 
 CREATED, RUNNING, FIRST_PUSH = "created", "running", "first_push"
-_STAGES = {"ps": (CREATED, RUNNING), "worker": (CREATED, RUNNING, FIRST_PUSH)}
+STAGES = {"ps": (CREATED, RUNNING), "worker": (CREATED, RUNNING, FIRST_PUSH)}
 """A parameter server pushes nothing."""
 
 
@@ -83,11 +83,11 @@ class Reactions:
             if worker.slot in indices and worker.first_push_at is not None:
                 note(FIRST_PUSH, "worker", worker.slot, worker.incarnation)
         for key, loss in list(losses.items()):
-            for stage in _STAGES[loss.place.role]:
+            for stage in STAGES[loss.place.role]:
                 if stage not in loss.seen and reached[stage].get(key, -1) > loss.place.incarnation:
                     loss.seen.add(stage)
                     self._observe(loss.place.role, loss.reason, stage, max(0.0, now - loss.since))
-            if len(loss.seen) == len(_STAGES[loss.place.role]):
+            if len(loss.seen) == len(STAGES[loss.place.role]):
                 del losses[key]
         if not losses:
             self.forget(uid)

@@ -167,7 +167,7 @@ DISRUPTION_REASONS = frozenset(
         "TerminationByKubelet",
     }
 )
-_REJECTIONS = frozenset(
+REJECTIONS = frozenset(
     {"NodeAffinity", "UnexpectedAdmissionError", "NodeShutdown", "Shutdown", "TopologyAffinityError"}
 )
 _OWN_LIMIT = re.compile(r"exceed(s|ed) .*limit", re.IGNORECASE)
@@ -178,7 +178,7 @@ def rejection(pod: Pod) -> str | None:
     reason = pod.status.reason
     if reason.startswith("OutOf"):
         return "OutOfResource"
-    return reason if reason in _REJECTIONS else None
+    return reason if reason in REJECTIONS else None
 
 
 def pod_disruption(pod: Pod) -> str | None:

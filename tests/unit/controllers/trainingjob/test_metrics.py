@@ -15,6 +15,7 @@ from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.api.training_job_status import Restarts, TrainingJobStatus
 from shoal.cluster.cache import Cache
 from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.policy.facts.losses import BY_NODE, LOSSES
 from shoal.runtime.metrics import Metrics
 from tests.unit.policy import build
 
@@ -37,6 +38,24 @@ def test_only_increments_are_counted() -> None:
     assert read("shoal_failures_total") == 1
     assert read("shoal_workers_lost_total", {"reason": "Gone"}) == 2
     assert read("shoal_workers_lost_total", {"reason": "Error"}) == 1
+
+
+def test_the_first_wave_of_losses_is_an_increase() -> None:
+    """Of a series that begins with what it counts, Prometheus sees none: a cloud takes nodes within one scrape."""
+    metrics = JobMetrics(process := Metrics())
+    read = process.registry.get_sample_value
+    assert {read("shoal_workers_lost_total", {"reason": each}) for each in LOSSES} == {0}
+    stages = [
+        ("ps", "created"),
+        ("ps", "running"),
+        *(("worker", each) for each in ("created", "running", "first_push")),
+    ]
+    known = [{"role": role, "stage": stage, "reason": reason} for role, stage in stages for reason in BY_NODE]
+    assert {read("shoal_reaction_seconds_count", each) for each in known} == {0}
+    metrics.reacted("worker", "NodeShutdown", "created", 90.0)
+    labels = {"role": "worker", "stage": "created", "reason": "NodeShutdown"}
+    assert read("shoal_reaction_seconds_count", labels) == 1
+    assert len(generate_latest(process.registry).splitlines()) < 2000, "each of 50 reasons would be 5000"
 
 
 def test_costs_plans_and_predictions_are_compared_with_what_came() -> None:
