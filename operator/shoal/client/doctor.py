@@ -188,6 +188,15 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         for check in (*_replicas(each), *_lease(cluster, each["metadata"])):
             yield replace(check, state="warning") if elsewhere and check.state == "broken" else check
     scopes = {_scope(each) for each in cluster.deployments}
+    ours = [
+        "/".join(_name(each))
+        for each in cluster.deployments
+        if _scope(each) in {"", cluster.namespace} and each["spec"].get("replicas", 1)
+    ]
+    if len(ours) > 1:
+        yield Check("operator", "broken", f"{' and '.join(ours)} work for the namespace {cluster.namespace}, "
+                    "so they work against each other",
+                    "uninstall one, or give each a scope.namespace of its own (docs/install.md)")  # fmt: skip
     if scopes and not scopes & {"", cluster.namespace}:
         yield Check("operator", "broken", f"no operator works for the namespace {cluster.namespace}",
                     f"submit jobs to {' or '.join(sorted(scopes))}, or set scope.namespace of a release")  # fmt: skip

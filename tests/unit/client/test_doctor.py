@@ -106,6 +106,21 @@ def test_crds_of_an_older_version_are_told_and_what_they_do_not_keep() -> None:
     assert "kubectl apply --server-side -f crds/" in check.help
 
 
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("", "team"), ("team", "team")])
+def test_two_operators_of_the_namespace_are_told(first: str, second: str) -> None:
+    """They work against each other: each has a key of its own, and both write the status."""
+    one, other = operator_of(first), operator_of(second)
+    other["metadata"] = {"namespace": "team-tools", "name": "shoal"}
+    lease = {**GOOD.leases[0], "metadata": other["metadata"]} if GOOD.leases else {}
+    renewed = {("shoal-system", "shoal"), ("team-tools", "shoal")}
+    two = replace(GOOD, deployments=[one, other], leases=[*(GOOD.leases or ()), lease], renewed=renewed)
+    [check] = [each for each in diagnose(two) if each.state != "ok"]
+    assert (check.name, check.state) == ("operator", "broken")
+    assert "shoal-system/shoal and team-tools/shoal work for the namespace team" in check.message
+    other["spec"]["replicas"] = 0
+    assert "work against each other" not in " ".join(each.message for each in diagnose(two))
+
+
 def test_an_operator_of_this_namespace_is_enough() -> None:
     checks = diagnose(replace(GOOD, deployments=[operator_of("other"), operator_of("team")]))
     assert {each.state for each in checks} == {"ok"}
