@@ -73,7 +73,7 @@ class Client:
     def prepare(
         self, entrypoint: str, *, storage: str, accelerator: str | None = None, **more: Any
     ) -> Manifests:
-        """The manifests that `submit` creates.
+        """The manifests that `submit` creates, where the code gets a name that is free.
 
         Args:
             entrypoint: As for `submit`.
@@ -112,6 +112,7 @@ class Client:
             Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
                 storage does not, to which the code goes.
         """
+        made = made.with_new_code()
         for path, each in self._objects(made):
             self.api.create(path, each, dry_run=True)  # so a job of this name that is found later is this one
         self._must_have_claim(made)

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,19 @@ class Manifests:
     def name(self) -> str:
         """The job's name."""
         return str(self.job["metadata"]["name"])
+
+    def with_new_code(self) -> Manifests:
+        """The same, with code of a name that is free: that of a deleted job of this name goes only a while later."""
+        if self.code is None:
+            return self
+        name = f"{self.name}-code-{secrets.token_hex(4)}"
+        spec = self.job["spec"]
+        training = {**spec["training"], "code": {"configMap": name}}
+        return replace(
+            self,
+            job={**self.job, "spec": {**spec, "training": training}},
+            code={**self.code, "metadata": {**self.code["metadata"], "name": name}},
+        )
 
 
 def manifests(wanted: Submission) -> Manifests:

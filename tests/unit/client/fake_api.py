@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.client import Client
-from shoal.client.api import Api
+from shoal.client.api import Api, refusal
 from shoal.errors import ClusterError, NotFound, Unavailable
 
 Json = dict[str, Any]
@@ -59,6 +59,8 @@ class FakeApi(Api):
 
     def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
         plural, name = path.rpartition("/")[2], body["metadata"]["name"]
+        if f"{path}/{name}" in self.objects:
+            raise refusal(409, json.dumps({"message": f'{plural} "{name}" already exists'}).encode(), path)
         error = self.fails.get(("dry-run" if dry_run else "POST", plural))
         created = {
             **body,

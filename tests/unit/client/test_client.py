@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from tests.unit.client.fake_api import FakeApi, client_of
 
 LOST = Unavailable("the API server does not answer: Read timed out.")
-CODE = "digits-code-cfa7d5f2"
-BOTH = [f"ConfigMap/{CODE}", "TrainingJob/digits"]
+BOTH = ["ConfigMap/digits-code-0", "TrainingJob/digits"]
 
 
 @pytest.fixture
@@ -30,6 +30,8 @@ def api() -> FakeApi:
 def client(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
     (tmp_path / "digits.py").write_text("job = 1\n")
     monkeypatch.chdir(tmp_path)
+    salts = map(str, count())
+    monkeypatch.setattr("shoal.client.manifest.secrets.token_hex", lambda _: next(salts))
     return client_of(api)
 
 
@@ -48,8 +50,21 @@ def submit(client: Client) -> None:
 def test_code_belongs_to_its_job_from_the_beginning(client: Client, api: FakeApi) -> None:
     submit(client)
     assert api.names() == BOTH
-    code = api.objects["/api/v1/namespaces/team/configmaps/" + CODE]
+    code = api.objects["/api/v1/namespaces/team/configmaps/digits-code-0"]
     assert [each["uid"] for each in code["metadata"]["ownerReferences"]] == ["uid-digits"]
+
+
+def test_a_name_is_free_as_soon_as_its_job_is_deleted(client: Client, api: FakeApi) -> None:
+    """The garbage collector takes the old job's code a while later, and nobody that of a manifest from `init`."""
+    submit(client)
+    api.delete("/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits")
+    submit(client)
+    first, second = (each for each in api.objects.values() if each["kind"] == "ConfigMap")
+    assert first["data"] == second["data"]
+    job = api.objects["/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits"]
+    assert job["spec"]["training"]["code"] == {"configMap": second["metadata"]["name"]}
+    with pytest.raises(Refused, match='trainingjobs "digits" already exists: choose another name'):
+        submit(client)
 
 
 @pytest.mark.parametrize("plural", ["trainingjobs", "configmaps"])
