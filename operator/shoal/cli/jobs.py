@@ -68,7 +68,7 @@ def follow(client: Client, *, name: str) -> None:
 )
 @cluster_command
 def wait(client: Client, *, name: str, phase: str | None, timeout: float | None) -> None:
-    """Block until the job has succeeded, or is in another phase."""
+    """Block until the job has succeeded, or is in another phase, or beyond it."""
     click.echo(client.job(name).wait(phase, timeout=timeout).phase)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from shoal.api.base import API_VERSION, Condition
 from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import PASSES, PHASES, TrainingJobStatus
+from shoal.api.training_job_status import PASSES, PHASES, Phase, TrainingJobStatus
 from shoal.client.api import Api, Json, read_as
 from shoal.client.explain import why_pending
 from shoal.client.history import History
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 UNSEEN = "no operator has looked at it yet: shoal doctor says whether one runs"
 WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
+ONWARD: tuple[Phase, ...] = ("Pending", "Starting", "Running", "Succeeded")
+"""The phases of a job that all goes well with: in a later one, it was in those before."""
 LOOK_SECONDS = 1.0
 """Between two looks at the pod whose log is waited for."""
 LONGEST_PAUSE = 30.0
@@ -146,20 +148,26 @@ class Job:
     def wait(self, phase: str | None = None, *, timeout: float | None = None) -> TrainingJobStatus:
         """Block until the job is in this phase (None: finished). `timeout` is in seconds.
 
+        A job that is beyond the phase was in it: a short one has succeeded before anybody looks whether it runs.
+
         What keeps it that only a person can mend is logged as a warning, each time that it is something else.
 
         Raises:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
-            TimeoutError: it took longer.
+            TimeoutError: it took longer; or it succeeded, and another phase was awaited that it is never in.
             UsageError: there is no such phase.
         """
         if phase is not None and phase not in PHASES:
             raise UsageError(f"there is no phase {phase!r}: it must be one of {', '.join(PHASES)}")
+        sought = phase or "Succeeded"
+        awaited = ONWARD[ONWARD.index(sought) :] if sought in ONWARD else (sought,)
         told = None
         for job in self.watch(seconds=math.inf if timeout is None else timeout):
             status = job.status
-            if status.phase == phase or (phase is None and status.phase == "Succeeded"):
+            if status.phase in awaited:
                 return status
+            if status.phase == "Succeeded":
+                raise TimeoutError(f"{self.name} has succeeded, and is never {phase} any more")
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
             found = _for_a_person(status)

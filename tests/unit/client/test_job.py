@@ -112,6 +112,30 @@ def test_a_wait_says_once_what_only_a_person_can_mend(api: FakeApi, caplog: pyte
     assert [record.getMessage() for record in caplog.records] == [stalled, image, stalled]
 
 
+@pytest.mark.parametrize(
+    ("now", "awaited"),
+    [("Succeeded", "Running"), ("Succeeded", "Pending"), ("Running", "Starting"), ("Running", "Running")],
+)
+def test_a_phase_that_is_over_was_there(api: FakeApi, now: str, awaited: str) -> None:
+    """A short job has succeeded before anybody looks whether it runs: it was said to have failed."""
+    api.objects[PATH] = manifest(now, "1")
+    assert Job(api, "digits").wait(awaited, timeout=0.0).phase == now
+
+
+@pytest.mark.parametrize("awaited", ["Suspended", "Failed"])
+def test_a_job_that_succeeded_did_not_fail_whatever_was_awaited(api: FakeApi, awaited: str) -> None:
+    api.objects[PATH] = manifest("Succeeded", "1")
+    with pytest.raises(TimeoutError, match=f"digits has succeeded, and is never {awaited} any more"):
+        Job(api, "digits").wait(awaited)
+
+
+@pytest.mark.parametrize("awaited", [None, "Running", "Suspended"])
+def test_a_job_that_failed_has_failed_whatever_was_awaited(api: FakeApi, awaited: str | None) -> None:
+    api.objects[PATH] = manifest("Failed", "1", message="the loss is NaN")
+    with pytest.raises(JobFailed, match="digits has failed: the loss is NaN"):
+        Job(api, "digits").wait(awaited)
+
+
 def test_a_phase_that_does_not_exist_is_no_endless_wait(api: FakeApi) -> None:
     with pytest.raises(UsageError, match="no phase 'running': it must be one of Pending, Starting, Running"):
         Job(api, "digits").wait("running")
