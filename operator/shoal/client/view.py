@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment
@@ -30,6 +32,10 @@ PHASES = {
 STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
 
 
+WIDEST = 10_000
+"""Characters: no table is wider."""
+
+
 class _PlainConsole(Console):
     """A console that sends no control characters of what it shows, but its own."""
 
@@ -43,10 +49,31 @@ def plain_console(width: int | None = None, file: IO[str] | None = None) -> Cons
     return _PlainConsole(width=width, file=file, markup=False, emoji=False)
 
 
+class _Fitting(Table):
+    """A table without the columns for which the terminal is too narrow. Names are folded where nothing else helps."""
+
+    DISPENSABLE = ("SPENT", "LEFT", "LOSS", "DISRUPTIONS", "DONE", "SAMPLES/S", "AGE", "WORKERS")
+    """The least needed first."""
+    WHOLE = ("NAMESPACE", "NAME", "REASON")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = copy(self)
+        for head in self.DISPENSABLE:
+            if shown.__rich_measure__(console, options.update(max_width=WIDEST)).minimum <= options.max_width:
+                break
+            shown.columns = [each for each in shown.columns if each.header != head]
+        else:
+            shown.columns = [
+                replace(each, no_wrap=False, overflow="fold") if each.header in self.WHOLE else each
+                for each in shown.columns
+            ]
+        yield from Table.__rich_console__(shown, console, options)
+
+
 def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
     """One line for each job; units are in the header."""
     now = now or datetime.now(UTC)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = _Fitting(box=None, padding=(0, 2, 0, 0), header_style="bold")
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "WORKERS", "SAMPLES/S", "LOSS", "DONE", "LEFT",
              "DISRUPTIONS", "SPENT", "AGE", "REASON"]  # fmt: skip
     numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "DISRUPTIONS", "SPENT"}

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from shoal.client.view import follow_view, job_table, one_line, plain_console
@@ -59,6 +60,46 @@ def test_words_of_pods_do_not_reach_the_terminal_as_commands() -> None:
         text = console.file.getvalue()
         assert not [each for each in text if unicodedata.category(each) == "Cc" and each != "\n"]
     assert "all is well" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 200])
+@pytest.mark.parametrize("name", ["digits-3fa2c1", "bert-base-uncased-finetune-lr3e-5-3fa2c1"])
+def test_names_are_whole_in_every_terminal(width: int, name: str) -> None:
+    """One that is cut cannot be given to the next command: of what has no room, the least needed is left out."""
+    status = {
+        "phase": "Running",
+        "reason": "Unschedulable",
+        "workers": {"desired": 16, "ready": 16},
+        "training": {
+            "step": 9,
+            "loss": "0.2113",
+            "samplesPerSecond": "10856.2",
+            "progressPercent": 62,
+            "remainingSeconds": 10**5,
+        },
+        "cost": {"accumulated": "12.34", "perHour": "1.2", "savedVersusOnDemand": "3"},
+    }
+    of = job(status=status)
+    of = of.model_copy(
+        update={"metadata": of.metadata.model_copy(update={"name": name, "namespace": "n" * 63})}
+    )
+    text = {
+        namespaces: printed(width, job_table([of], namespaces=namespaces, now=NOW))
+        for namespaces in (False, True)
+    }
+    assert "…" not in "".join(text.values())
+    if width >= 80:
+        head, row = text[False].splitlines()
+        assert head.split()[:3] == ["NAME", "PHASE", "WORKERS"]
+        assert row.split()[:3] == [name, "Running", "16/16"]
+        assert "SAMPLES/S" in head or width < 100
+        assert "SPENT" in head or width < 200
+
+
+def printed(width: int, table: Table) -> str:
+    file = io.StringIO()
+    plain_console(width, file).print(table)
+    return file.getvalue()
 
 
 def test_disruptions_are_those_that_kubectl_shows() -> None:
