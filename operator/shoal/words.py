@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 
@@ -43,6 +44,12 @@ def percent(value: int | None) -> str:
 def count(number: int, thing: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are: a message of 250 pods says nothing else."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def no_scheduler(name: str) -> str:

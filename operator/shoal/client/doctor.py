@@ -20,7 +20,7 @@ from shoal.errors import NotFound, Refused, UsageError
 from shoal.manifests.installed import own_spot_of
 from shoal.manifests.placement import Where, tolerations
 from shoal.manifests.platforms import GENERIC, NO_OWN, Platform, is_spot, platform_of
-from shoal.words import count
+from shoal.words import count, few
 
 Name = tuple[str, str]
 """Namespace and name."""
@@ -28,8 +28,6 @@ Name = tuple[str, str]
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
 KINDS = tuple(model.PLURAL for model in MODELS)
-NAMED = 3
-"""So many fields are named that the CRDs lack."""
 RIGHTS = (
     ("create", GROUP, "trainingjobs"),
     ("create", "", "configmaps"),
@@ -158,8 +156,7 @@ def _kinds(cluster: Cluster) -> Iterator[Check]:
     known = [(model, cluster.schemas.get(published(model))) for model in MODELS]
     lost = [path for model, schema in known if schema is not None for path in not_kept(model, schema)]
     if lost:
-        few = ", ".join(lost[:NAMED]) + (f" and {len(lost) - NAMED} more" if len(lost) > NAMED else "")
-        yield Check("crds", "warning", f"of an older version than this command: without {few}",
+        yield Check("crds", "warning", f"of an older version than this command: without {few(lost)}",
                     "kubectl apply --server-side -f crds/ of the operator's version: what a newer one writes "
                     "there is lost")  # fmt: skip
     else:
@@ -288,9 +285,9 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
     if cluster.deployments is None:
         words += "; spotLabels of the installation are not known: you may not read its Deployment"
     if closed:
-        words += f"; with taints that jobs do not tolerate: {', '.join(sorted(closed)[:5])}"
+        words += f"; with taints that jobs do not tolerate: {few(sorted(closed))}"
     if away := [each["metadata"]["name"] for each in cluster.nodes if not _ready(each)]:
-        words += f"; not ready, or cordoned: {', '.join(sorted(away))}"
+        words += f"; not ready, or cordoned: {few(sorted(away))}"
         yield Check("nodes", "warning", words, "kubectl describe node says why; nothing is started there")
     elif not safe:
         yield Check("nodes", "warning", words, "parameter servers need a node without a spot label, unless "
@@ -309,7 +306,7 @@ def _accelerators(nodes: Sequence[Json]) -> Iterator[Check]:
     labelled = [each["metadata"]["name"] for each in nodes if set(_labels(each)) & ACCELERATOR_LABELS]
     silent, offered = [name for name in labelled if not gpus[name]], sum(gpus.values())
     if silent:
-        yield Check("accelerators", "broken", f"{', '.join(silent[:5])} should have GPUs but offer none",
+        yield Check("accelerators", "broken", f"{few(silent)} should have GPUs but offer none",
                     "the NVIDIA device plugin or driver is missing on them: workers that request a GPU "
                     "stay Pending")  # fmt: skip
     elif offered:
@@ -352,10 +349,10 @@ def _sizers(cluster: Cluster) -> Iterator[Check]:
     ]
     ready = any(each.get("status", {}).get("readyReplicas") for each in cluster.sizers or ())
     if left and cluster.sizers is None:
-        yield Check("pools", "unknown", f"who sizes {', '.join(left[:5])}: you may not read Deployments of all "
+        yield Check("pools", "unknown", f"who sizes {few(left)}: you may not read Deployments of all "
                                         "namespaces")  # fmt: skip
     elif left and not ready:
-        yield Check("pools", "warning", f"nobody sizes {', '.join(left[:5])}: no shoal-pools is ready",
+        yield Check("pools", "warning", f"nobody sizes {few(left)}: no shoal-pools is ready",
                     "helm upgrade … --set pools.enabled=true, or set scaling.mode to Pods "
                     "(docs/pools.md)")  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shoal.api.labels import JOB, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, STALE
-from shoal.words import count, duration, no_scheduler
+from shoal.words import count, duration, few, no_scheduler
 from shoal_trainer.contract import StopAfter
 
 INPUT_WAIT = 0.1
@@ -161,7 +161,7 @@ def _pending(seen: Seen) -> Iterator[Finding]:
     for words, names in waiting.items():
         if len(names) == 1 and words in told:
             continue
-        yield Finding("waiting", f"{', '.join(sorted(names))}: {words}", _pending_help(words))
+        yield Finding("waiting", f"{few(sorted(names))}: {words}", _pending_help(words))
 
 
 LOOKED_AT_AFTER = timedelta(minutes=1)
@@ -228,11 +228,11 @@ def _starting(seen: Seen) -> Iterator[Finding]:
     if not pods:
         words = "its pods are about to be created"
     elif homeless:
-        words = f"{', '.join(homeless)}: it waits for a scheduler to give it a node"
+        words = f"{few(homeless)}: it waits for a scheduler to give it a node"
     elif made:
-        words = f"{', '.join(made)}: its node pulls the image and mounts the volumes"
+        words = f"{few(made)}: its node pulls the image and mounts the volumes"
     elif servers:
-        words = f"{', '.join(sorted(servers))}: it reads the job's storage before it serves"
+        words = f"{few(sorted(servers))}: it reads the job's storage before it serves"
     else:
         words = WORKERS_START
     yield Finding("waiting", words, _if_it_lasts(seen))

@@ -15,6 +15,7 @@ from shoal.api.base import API_VERSION, GROUP
 from shoal.api.training_job import TrainingJob
 from shoal.client.api import Api, Json
 from shoal.errors import Refused
+from shoal.words import few
 
 KEY_BYTES = 32
 ROTATED = f"{GROUP}/install-key-rotated"
@@ -72,9 +73,8 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
         raise Refused("no rotation is under way: `shoal install-key rotate` begins one")
     rotated = (found["metadata"].get("annotations") or {}).get(ROTATED)
     if not force and (left := _begun_before(api, rotated)):
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise Refused(
-            f"{', '.join(left[:3])}{more} began before the operator had the new key and would not be reached any more: "
+            f"{few(left)} began before the operator had the new key and would not be reached any more: "
             "wait for their end, or use --force"
         )
     body = {

@@ -21,6 +21,7 @@ from shoal.client.explain import why_pending
 from shoal.client.history import History
 from shoal.client.model_files import download, load
 from shoal.errors import NotFound, ShoalError, Unavailable, UsageError
+from shoal.words import few
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ class Job:
             return f"{self.name} has no pods ({self.status.phase or UNSEEN}); {more}"
         if not (mine := _of_slot(pods, role, slot)):
             there = sorted(f"{r} {i}" for r, i in {_place(each) for each in pods})
-            return f"{self.name} has no pod of {role} {slot}; it has {', '.join(there)}"
+            return f"{self.name} has no pod of {role} {slot}; it has {few(there, 20)}"
         newest = mine[-1]
         if newest["status"].get("phase") != "Pending":
             return ""

@@ -460,3 +460,14 @@ def test_code_that_never_ends_is_told_as_what_a_worker_does() -> None:
     """A worker that imports an endless loop runs, and its job is Running without a step."""
     status = RUNNING | {"training": {"phase": "Training", "step": 0}, "startTime": stamp(NOW)}
     assert "never ends" in explain(Seen(job(status), now=NOW + timedelta(minutes=5)))[0].help
+
+
+WAITS = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient cpu."}
+
+
+@pytest.mark.parametrize("conditions", [[], [WAITS]], ids=["starting", "waiting"])
+def test_what_many_pods_wait_for_is_said_of_a_few(conditions: list[dict[str, Any]]) -> None:
+    """Of 250 workers that wait for the same, the reason was after 5,000 characters of names."""
+    pods = [pod_manifest("worker", i, phase="Pending", node=None, conditions=conditions) for i in range(250)]
+    [found] = explain(Seen(job({"phase": "Starting", "observedGeneration": 1}), pods, NOW))
+    assert found.why.startswith("digits-worker-0-0, digits-worker-1-0, digits-worker-10-0 and 247 more: ")
