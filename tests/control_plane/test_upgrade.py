@@ -25,8 +25,9 @@ from dev.kube import Json, Kube
 from dev.paths import ROOT
 from dev.publish import upgrade_command
 from dev.tools.build import ensure
+from tests.chart.rendered import IMAGES_SET
 from tests.control_plane.installed import health_check
-from tests.control_plane.operators import Job, OperatorProcess, free_ports
+from tests.control_plane.operators import Job, OperatorProcess, eventually, free_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
 PREVIOUS = "ecec2410b0ee1bdce34ecc84385fadf660c07ccf"
@@ -183,3 +184,37 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         status = await job.status()
         assert status["images"] == images
         assert status["restarts"]["disruptions"] == status["restarts"]["failures"] == 0
+
+
+@pytest.mark.nightly
+async def test_what_the_builtin_roles_may_do_is_taken_from_them_by_an_upgrade(
+    control_plane: ControlPlane, crds_of_now_at_the_end: None, kube: Kube, namespace: str
+) -> None:
+    """The users' roles are kept on uninstall, so Helm would leave them as they were."""
+
+    async def may_create() -> bool:
+        role = await kube.get("/apis/rbac.authorization.k8s.io/v1/clusterroles/edit")
+        return any(
+            "trainingjobs" in each["resources"] and "create" in each["verbs"] for each in role["rules"]
+        )
+
+    chart = str(ROOT / "charts" / "shoal")
+    images = [f"--set={each}" for each in IMAGES_SET]
+    helm(
+        control_plane,
+        namespace,
+        "install",
+        "shoal",
+        chart,
+        *images,
+        f"--set=scope.namespace={namespace}",
+        *BY_HAND,
+    )
+    await eventually(may_create, what="TrainingJobs in the role edit")
+    off = "--set=rbac.aggregateRoles=false"
+    helm(control_plane, namespace, "upgrade", "shoal", chart, "--reuse-values", off)
+
+    async def may_not() -> bool:
+        return not await may_create()
+
+    await eventually(may_not, what="no TrainingJobs in the role edit")
