@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.loop import play
 from tests.virtual.trainer import Truth
@@ -152,8 +154,9 @@ def test_a_server_that_waits_for_an_exhausted_pool_runs_in_the_next_one_under_a_
     play(story)
 
 
-def test_a_server_that_runs_stays_though_its_operator_sees_it_wait_and_workers_go_for_a_successor() -> None:
-    """Edited while they waited, and at work since: the server, which was seen to have no node, was deleted."""
+@pytest.mark.parametrize("spare", [0, 3])
+def test_pods_that_run_stay_though_their_operator_sees_them_wait(spare: int) -> None:
+    """Edited while they waited, and at work since: all were deleted, workers before a successor ran."""
 
     async def story() -> None:
         world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0, step_seconds=1.0)
@@ -164,7 +167,7 @@ def test_a_server_that_runs_stays_though_its_operator_sees_it_wait_and_workers_g
             waiting = placed(world) | placed(world, "ps")
             assert set(waiting.values()) == {None}
             world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
-            world.nodes(6, 3)
+            world.nodes(3 + spare, 3)
             pods = ("pods", "team")
             await world.until(
                 lambda: all(world.server.objects[*pods, n]["status"]["phase"] == "Running" for n in waiting)
@@ -172,11 +175,38 @@ def test_a_server_that_runs_stays_though_its_operator_sees_it_wait_and_workers_g
             note = {"metadata": {"annotations": {"note": "changed"}}}
             world.edit(parameterServers={"template": note}, workers={"replicas": 3, "template": note})
             await asyncio.sleep(120)
-            assert set(placed(world)) == {f"digits-worker-{number}-1" for number in range(3)}
-            assert set(placed(world, "ps")) == {"digits-ps-0-0"}
+            assert placed(world).keys() | placed(world, "ps").keys() == waiting.keys()
             status = world.job().status
             assert (status.workers.ready, status.restarts.disruptions, status.restarts.failures) == (3, 0, 0)
-            assert {slot.cause for slot in status.slots} == {""}
+            assert {slot.cause for slot in status.slots} <= {"", "TakenBack"}
+
+    play(story)
+
+
+def test_a_worker_that_runs_stays_until_its_successor_does_though_it_was_seen_to_fall_back() -> None:
+    """Its spot node came while its operator did not hear of it: it was deleted when its successor was made."""
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0)
+        world.nodes(0, 2)
+        world.cluster.start_seconds = lambda process: 20.0 if process.machine.name == "safe-1" else 2.0
+        old, new = (("pods", "team", f"digits-worker-0-{number}") for number in range(2))
+
+        def runs(key: Any) -> bool:
+            process = world.cluster.process_of(key[2])
+            return process is not None and process.runs
+
+        async with world.living():
+            world.replica("a")
+            rule = {"afterSeconds": 60, "returnAfterSeconds": 1800}
+            world.apply(workers={"replicas": 1, "maxSurge": 1, "fallback": rule})
+            await asyncio.sleep(55)
+            world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
+            world.cluster.add(Machine("spot-0", SPOT))
+            await world.until(lambda: new in world.server.objects, 20, "it fell back")
+            assert runs(old)
+            world.watchers.append(lambda: None if runs(old) or runs(new) else pytest.fail("none runs"))
+            await world.until(lambda: old not in world.server.objects, 90, "its successor runs")
 
     play(story)
 

@@ -70,6 +70,25 @@ def test_pods_that_run_stay_whatever_is_edited(edited: Any) -> None:
     assert not world.deleted
 
 
+@pytest.mark.parametrize("successor", ["waits", "runs"])
+def test_a_worker_that_ran_before_its_edit_was_seen_stays_unless_its_successor_runs(successor: str) -> None:
+    world = World(workers=1)
+    nodes, world.nodes = world.nodes, {}
+    world.settle()
+    EDITS["workers.template"][1](world.manifest["spec"])
+    world.reconcile()
+    first, second = "digits-worker-0-0", "digits-worker-0-1"
+    assert {first, second} <= world.pods.keys()
+    world.nodes = nodes
+    for number, name in enumerate([first, second] if successor == "runs" else [first]):
+        world.pods[name]["spec"]["nodeName"] = f"spot-{number}"
+        world.pods[name]["status"] = {"phase": "Running"}
+    assert removals(world) == [first if successor == "runs" else second]
+    world.settle()
+    assert [name for name in world.pods if "-worker-" in name] == [second if successor == "runs" else first]
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
 def test_pods_with_a_node_keep_it_when_an_edit_would_place_them_elsewhere() -> None:
     world = World(workers=2)
     world.reconcile()

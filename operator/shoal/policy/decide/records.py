@@ -286,8 +286,8 @@ class _Updater:
             return False
         if slot.cause == MOVED:
             return self._wanted.fits(slot)
-        if slot.cause in NEVER_RAN:  # it does: it was seen late; what has a successor by now goes
-            return pod.running and not self._outdated
+        if slot.cause in NEVER_RAN:  # it does: it was seen late; the successor of a worker is taken back
+            return pod.running and not (slot.role == "ps" and self._outdated)
         # Unreadable nodes prove nothing.
         return not pod.spec.node_name or pod.spec.node_name in self._facts.seen.nodes
 
