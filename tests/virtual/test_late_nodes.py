@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shoal_trainer.contract import EXIT_USER, Outcome
+from tests.unit.policy.build import termination_message
 from tests.virtual.cluster import UNHEARD_SECONDS
 from tests.virtual.loop import now, play
 from tests.virtual.server import Change, Watch
@@ -81,3 +83,34 @@ async def _registered_again(role: str) -> None:
         assert world.pod_at(role, 0) == pod, world.tell()
         status = world.job().status
         assert (status.restarts.disruptions, status.parameter_servers.restarts) == (0, 0)
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_worker_that_ended_with_its_node_ends_no_job(looked: bool) -> None:
+    """A mount went with the node, and the user's program raised. `looked`: an operator did, or the next one sees it."""
+    play(lambda: _ended_with_its_node(looked))
+
+
+async def _ended_with_its_node(looked: bool) -> None:
+    world = World(lambda _uid: Truth(samples=1e9), step_seconds=30.0)  # its pod is collected later
+    world.nodes(6, 3)
+    async with world.living():
+        first = world.replica("a")
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await asyncio.sleep(60.0)
+        if not looked:
+            await first.kill()
+        process = world.cluster.process_of("digits-worker-0-0")
+        assert process is not None
+        message = termination_message(Outcome.FAILED, reason="UserError", message="the mount is gone")
+        world.cluster.crash(process, EXIT_USER, message)
+        world.cluster.step()
+        world.server.remove(("nodes", "", process.machine.name))
+        process.machine.powered = False
+        if not looked:
+            world.replica("b")
+        await asyncio.sleep(60.0)
+        status = world.job().status
+        assert (status.phase, status.restarts.failures) == ("Running", 0), world.tell()
+        assert status.restarts.disruptions == 1

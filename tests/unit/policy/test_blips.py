@@ -15,6 +15,7 @@ from shoal.policy.common.timers import Timers
 from shoal.policy.facts.blip import suspicion
 from shoal.policy.model import Plan
 from shoal.policy.plan import plan
+from shoal_trainer.contract import EXIT_USER, Outcome
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
 
@@ -355,6 +356,48 @@ def test_node_that_is_not_in_the_cache_is_asked_for_before_its_pods_are_lost() -
     assert made.status.parameter_servers.restarts == 0
     gone = plan(replace(stale, absent_nodes=frozenset({"safe-0"})))
     assert "DeletePod digits-ps-0-0" in of_pods(gone)
+
+
+USER_ERROR = build.termination_message(Outcome.FAILED, reason="UserError", message="the mount is gone")
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+@pytest.mark.parametrize(
+    ("code", "why", "message", "judged"),
+    [
+        (EXIT_USER, "Error", USER_ERROR, "UserError"),
+        (137, "OOMKilled", "", "OOMKilled"),
+        (143, "Error", "", "Killed"),
+        (1, "Error", "", "Error"),
+    ],
+)
+def test_the_end_of_a_pod_is_judged_once_it_is_known_whether_its_node_is_gone(
+    code: int, why: str, message: str, judged: str, phase: str
+) -> None:
+    """`phase`: a sidecar may run on, or the kubelet be behind with it."""
+    world = running_world()
+    world.manifest["spec"]["runPolicy"] = {"backoffLimit": 0}
+    world.reconcile()
+    name = "digits-worker-0-0"
+    world.end(name, code, why, message)
+    world.pods[name]["status"]["phase"] = phase
+    node = world.pods[name]["spec"]["nodeName"]
+    seen = world.observation()
+    asked = replace(seen, nodes={k: v for k, v in seen.nodes.items() if k != node})
+    made = plan(asked)
+    assert made.actions == (ConfirmAbsent(node, "Node"),)
+    assert (made.status.phase, made.status.restarts.by_reason) == ("Running", {})
+    gone = plan(replace(asked, absent_nodes=frozenset({node})))
+    assert (gone.status.phase, gone.status.restarts.by_reason) == ("Running", {"NodeDeleted": 1})
+    assert plan(seen).status.restarts.by_reason == {judged: 1}, "it is there"
+
+
+def test_a_job_is_complete_though_the_node_of_server_0_is_being_asked_for() -> None:
+    world = running_world()
+    world.end("digits-ps-0-0", 0, "Completed", build.termination_message())
+    seen = world.observation()
+    made = plan(replace(seen, nodes={k: v for k, v in seen.nodes.items() if k != "safe-0"}))
+    assert made.status.phase == "Succeeded"
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def _questions(facts: Facts) -> list[Action]:
         names.pod_name(job, each.place)
         for role in facts.sightings.values()
         for each in role
-        if each.verdict.outcome is PodOutcome.MISSING
+        if each.pod is None and each.verdict.outcome is PodOutcome.MISSING
     }
     return [*(ConfirmAbsent(name) for name in sorted(pods)), *cleanup.ask_for_nodes(facts)]
 

@@ -96,7 +96,7 @@ class Member:
 
     @property
     def missing(self) -> bool:
-        """Whether its pod is not seen, and the API server has not been asked about it."""
+        """Whether its pod is not seen, or the node of one that ended, and the API server has not been asked."""
         return self.verdict.outcome is PodOutcome.MISSING
 
     @property

@@ -28,7 +28,7 @@ from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view, un
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import NODE_REPLACED, NODE_SHUTDOWN, Meaning, Signal, node_signal
-from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
+from shoal.policy.facts.verdict import AFTER_THE_END, ENDED, HEALTHY, PodOutcome, Verdict, judge
 from shoal.policy.facts.waits import NO_NODES, UNREAD_NODES, Wait, near_since, wait_of
 from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
@@ -288,6 +288,8 @@ class _Reader:
             )
         rules = seen.job.spec.run_policy.failure_rules
         verdict = judge(pod, slot, signal, rules)
+        if signal is UNCONFIRMED and verdict.outcome in ENDED - {PodOutcome.DONE} and not slot.cause:
+            verdict = Verdict(PodOutcome.MISSING)  # a node that is gone explains its end: no failure
         return Sighting(place, slot, pod, verdict, signal, record)
 
     def _signal_after(self, record: Slot) -> Signal | None:

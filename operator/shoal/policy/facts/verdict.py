@@ -43,7 +43,7 @@ class PodOutcome(StrEnum):
     LEAVING = "Leaving"  # still runs, but it or its node is terminating
     UNREACHABLE = "Unreachable"  # nothing is heard of its node: it may run on
     LOST = "Lost"  # its node is gone, whatever the API still shows
-    MISSING = "Missing"  # recorded, but not seen: not confirmed yet
+    MISSING = "Missing"  # not seen, or ended while its node is not: not confirmed yet
     REJECTED = "Rejected"  # the kubelet did not admit it
     DISRUPTED = "Disrupted"  # ended by the platform
     KILLED = "Killed"  # ended by a signal without a known cause
