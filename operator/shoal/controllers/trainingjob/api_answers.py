@@ -10,6 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from shoal.api.kube import Node
 from shoal.policy.decide.admission import retry_after
 from shoal.policy.model import NameConflict, Refusal
 
@@ -57,7 +58,7 @@ class ApiAnswers:
     gone_pods: dict[str, str | None] = field(default_factory=dict)
     """Recorded pods that do not exist, says the API server, and no more: no pod of a run has the name again."""
     gone_nodes: dict[str, float] = field(default_factory=dict)
-    """The same of nodes, whose names are used again; asked again after a while."""
+    """The same of nodes, whose names are used again; asked again after a while, and once one was there since."""
     recorded: bool = False
     """The status says what this process knows of the job: it then knows what others had made."""
     looked_at: frozenset[int] | None = None
@@ -158,6 +159,12 @@ class AnswerStore:
     def get(self, uid: str) -> ApiAnswers:
         """The answers about one run, at first empty."""
         return self._by_uid.setdefault(uid, ApiAnswers())
+
+    def see_node(self, old: Node | None, new: Node | None) -> None:
+        """Take that a node has come: what was said of its name is old."""
+        if old is None and new is not None:
+            for each in self._by_uid.values():
+                each.gone_nodes.pop(new.metadata.name, None)
 
     def forget(self, uid: str) -> None:
         """Drop the answers about a run that is gone."""

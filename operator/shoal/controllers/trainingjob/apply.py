@@ -152,10 +152,10 @@ class Applier:
             case ConfirmAbsent(name, "Pod"):
                 answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
-                if (node := await self._node(name)) is None:
-                    answers.gone_nodes[name] = loop_time()
-                else:
+                if (node := await self._node(name)) is not None:
                     self._state.nodes.put(node)
+                elif name not in self._state.nodes_by_name:  # else it came meanwhile
+                    answers.gone_nodes[name] = loop_time()
             case DeleteJob(name, uid, version):
                 (await objects.delete(job, JOBS, name, uid, version, propagationPolicy="Background")).accept(
                     404

@@ -88,6 +88,7 @@ class Reconciler:
         """Of each run of a job, by uid."""
         parts = (answers, poller, reporter, self._requests, reactions)
         state.on_gone += [self._forget, *(each.forget for each in parts)]
+        state.on_node.append(answers.see_node)
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""

@@ -14,6 +14,7 @@ from shoal.policy.actions import ConfirmAbsent, DeleteJob, DeleteWorkload, Reque
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
 from tests.unit.controllers.trainingjob.test_refusals import passes
 from tests.unit.controllers.trainingjob.test_workload import admit, path, rig_of
+from tests.unit.policy import build
 
 pytestmark = pytest.mark.looptime
 
@@ -65,6 +66,30 @@ async def test_a_node_whose_path_was_unknown_for_a_moment_is_not_gone() -> None:
     rig.cluster.fault = lambda _method, _path: NO_SUCH_PATH
     with pytest.raises(Unavailable, match="page not found"):
         await rig.applier.carry_out(rig.job, ConfirmAbsent("spot-0", "Node"))
+
+
+@pytest.mark.parametrize("came", ["after the answer", "before the answer"])
+async def test_a_node_that_was_there_since_it_was_asked_for_is_asked_for_again(came: str) -> None:
+    """It went twice within a minute: what was said the first time was believed the second."""
+    rig = Rig()
+    rig.apply()
+    node = build.node("flaps")
+
+    def comes(_method: str, _path: str) -> None:
+        rig.state.nodes.put(node)
+
+    if came == "before the answer":
+        rig.cluster.fault = comes
+    await rig.applier.carry_out(rig.job, ConfirmAbsent("flaps", "Node"))
+    seen = rig.observer.observe(KEY)
+    assert seen is not None
+    if came == "after the answer":
+        assert "flaps" in seen.absent_nodes
+        comes("", "")
+    rig.state.nodes.drop(node.metadata.uid)
+    seen = rig.observer.observe(KEY)
+    assert seen is not None
+    assert "flaps" not in seen.absent_nodes
 
 
 @pytest.mark.parametrize(
