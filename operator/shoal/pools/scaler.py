@@ -106,7 +106,8 @@ class PoolScaler:
     async def _step(self, pool: CapacityPool, subject: Subject, since: datetime | None) -> _Step:
         """Read, decide, remember, resize, and say so. `since`: since when it is released."""
         memory = None if pool.status.scaling is None else memory_of(pool.status.scaling)
-        decision, stored = Decision(memory), None
+        sent = decision = Decision(memory)
+        stored = None
         try:
             driver = self._drivers(pool, subject)
             target = await driver.read()
@@ -124,6 +125,7 @@ class PoolScaler:
                 return _Step(decision, self._newest(pool))
             stored = await self._tell(pool, subject, decision, since)
             if stored is not None and decision.resize is not None:
+                sent = decision  # what fails before changes nothing of what is remembered
                 await driver.resize(decision.resize, target)
                 self._resized(stored, "done")
                 why = pool.status.recommended.reason if since is None else "it is released"
@@ -132,9 +134,9 @@ class PoolScaler:
         except LeaseLost:
             raise
         except Exception as error:  # broad: whatever a cloud's library raises is to hold no finalizer
-            if decision.resize is not None:
+            if sent.resize is not None:
                 self._resized(pool, error.reason if isinstance(error, ScalingError) else "Unavailable")
-            failed, newest = _failed(memory, decision, error), self._newest(stored or pool)
+            failed, newest = _failed(memory, sent, error), self._newest(stored or pool)
             told = newest and await self._tell(newest, subject, failed, since)
             return _Step(failed, told, error)
 
@@ -212,11 +214,11 @@ def _sized(pool: CapacityPool) -> tuple[object, ...]:
     return meta.uid, meta.deletion_timestamp, meta.finalizers, pool.spec, pool.status.scaling
 
 
-def _failed(memory: Memory | None, decision: Decision, error: Exception) -> Decision:
-    """What was about to be set is forgotten only if it surely was not."""
+def _failed(memory: Memory | None, sent: Decision, error: Exception) -> Decision:
+    """What was sent is forgotten only if it surely was not set."""
     if not isinstance(error, ScalingError):
         words = str(error) if isinstance(error, ShoalError) else repr(error)
-        return Decision(decision.memory, unsure=True, why=Finding("Unavailable", words))
+        return Decision(sent.memory, unsure=True, why=Finding("Unavailable", words))
     why = Finding(error.reason, str(error))
     return Decision(memory, conflict=why if isinstance(error, SizedByOther) else None, why=why)
 

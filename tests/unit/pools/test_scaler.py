@@ -138,6 +138,11 @@ class World:
         found = next(c for c in self.pool.status.conditions if c.type == kind)
         return found.status, found.reason
 
+    def resizes(self) -> dict[str, float]:
+        """How many were sent, by result."""
+        samples = [s for m in self.metrics.registry.collect() for s in m.samples]
+        return {s.labels["result"]: s.value for s in samples if s.name == "shoal_pool_resizes_total"}
+
     def change(self, **scaling: Any) -> None:
         """The user changes `spec.scaling`, and the operator has read it."""
         spec = self.pool.spec.model_dump(by_alias=True)
@@ -187,6 +192,25 @@ async def test_a_refused_resize_is_forgotten_and_tried_again(world: World) -> No
     await world.scaler(KEY)
     assert world.nodes == 5
     assert world.events.reasons == ["Resized"]
+
+
+async def test_a_write_that_failed_is_no_resize(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to be remembered of it was remembered with the next write: a pool waited two minutes to grow."""
+    world.writer.store(world.pool, metadata={"finalizers": [FINALIZER]})
+    apply, failures = world.writer.apply, [Unavailable("429")]
+
+    async def fails_once(*of: Any) -> CapacityPool | None:
+        if failures:
+            raise failures.pop()
+        return await apply(*of)
+
+    monkeypatch.setattr(world.writer, "apply", fails_once)
+    with pytest.raises(Unavailable):
+        await world.scaler(KEY)
+    assert (world.condition("Scaled"), world.pool.status.scaling) == (("False", "Unavailable"), None)
+    await world.scaler(KEY)
+    assert world.nodes == 5
+    assert world.resizes() == {"done": 1}
 
 
 async def test_a_deleted_pool_is_let_go_after_ten_minutes_without_an_answer(world: World) -> None:
