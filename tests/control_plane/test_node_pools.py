@@ -386,6 +386,32 @@ async def test_a_restored_pool_can_be_deleted(control_plane: ControlPlane, world
         await world.is_gone()
 
 
+async def test_a_pool_whose_memory_somebody_edited_is_released(
+    control_plane: ControlPlane, world: World
+) -> None:
+    """What was applied no more stayed as the other manager's: it was read, and released, again and again."""
+    await world.create_fleet(2)
+    await world.create_pool()
+    async with running_pools(control_plane, world):
+        await world.recommend(5)
+        await world.has_replicas(5)
+        await world.has_condition("Scaled", "True", "AsRecommended")
+        await world.kube.patch(f"{world.path}/status", {"status": {"scaling": {"originalNodes": 3}}})
+        world.passes(120)
+        await world.recommend(6)
+        await world.has_replicas(6)
+        await world.has_condition("Scaled", "True", "AsRecommended")
+        world.passes(120)
+        await world.kube.patch(world.path, {"spec": {"scaling": {"mode": "Pods", "target": None}}})
+        await world.has_replicas(3)
+
+        async def left() -> bool:
+            pool = await world.pool()
+            return "scaling" not in pool["status"] and "finalizers" not in pool["metadata"]
+
+        await eventually(left, what="nothing of shoal-pools is left in the pool")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -154,7 +154,7 @@ class PoolScaler:
 
     async def _released(self, pool: CapacityPool, event: Event) -> float | None:
         """Forget what was sized; the next reconcile goes on from there."""
-        stored = await self._writer.apply(pool, {}, MANAGER)
+        stored = await self._writer.remove(pool, "scaling")
         if stored is None:
             return SOON_SECONDS
         self._recorder.record(stored, [event])

@@ -149,16 +149,23 @@ class StatusWriter(Generic[R]):
         path = f"{object_path(about)}/status"
         return self._stored(about, await apply(self._transport, path, body, manager))
 
+    async def remove(self, about: R, field: str) -> R | None:
+        """Remove a field of the status, whoever has it, of an object that has not changed since; else as `write`.
+
+        Applied no more, what another manager has of it, as who restored it, would stay: all of it, or some, without
+        what it needs, which the API server refuses.
+        """
+        body = {"metadata": _version(about), "status": {field: None}}
+        path = f"{object_path(about)}/status"
+        answer = await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+        return self._stored(about, answer)
+
     async def write_finalizers(self, about: R, finalizers: Sequence[str]) -> R | None:
         """Write all finalizers, of an object that has not changed since; else as `write`.
 
         Applied, ours would stay where another manager has it, too: that of a restored object is of who restored it.
         """
-        meta = {
-            "uid": about.metadata.uid,
-            "resourceVersion": about.metadata.resource_version,
-            "finalizers": list(finalizers),
-        }
+        meta = {**_version(about), "finalizers": list(finalizers)}
         answer = await self._transport.request(
             "PATCH", object_path(about), body={"metadata": meta}, content_type=MERGE_PATCH
         )
@@ -193,11 +200,15 @@ class StatusWriter(Generic[R]):
         return times
 
 
+def _version(about: Resource) -> dict[str, str]:
+    """What makes a write a 409 if the object is another, or has changed."""
+    return {"uid": about.metadata.uid, "resourceVersion": about.metadata.resource_version}
+
+
 def _as_known(about: Resource) -> dict[str, str]:
-    """What says of which object a status is, and of which state of it: a 409 if it is another, or has changed."""
-    meta = about.metadata
-    within = {"namespace": meta.namespace} if about.NAMESPACED else {}
-    return {"name": meta.name, **within, "uid": meta.uid, "resourceVersion": meta.resource_version}
+    """What says of which object a status is, and of which state of it."""
+    within = {"namespace": about.metadata.namespace} if about.NAMESPACED else {}
+    return {"name": about.metadata.name, **within, **_version(about)}
 
 
 def _changed(sent: Any, kept: Any, path: str = "") -> Iterator[str]:

@@ -43,6 +43,9 @@ class Writer:
         conditions = [*kept, *fields.get("conditions", ())]
         return self.store(about, status={**status, "scaling": None, **fields, "conditions": conditions})
 
+    async def remove(self, about: CapacityPool, field: str) -> CapacityPool:
+        return self.store(about, status={**about.status.model_dump(by_alias=True), field: None})
+
     async def write_finalizers(self, about: CapacityPool, finalizers: Sequence[str]) -> CapacityPool:
         return self.store(about, metadata={"finalizers": list(finalizers)})
 
@@ -308,6 +311,31 @@ async def test_another_mode_gives_the_size_back_and_leaves_nothing(world: World)
     assert world.events.reasons == ["Resized", "Resized", "Released"]
     assert (world.nodes, world.pool.status.scaling, world.pool.metadata.finalizers) == (2, None, ())
     assert [each.type for each in world.pool.status.conditions] == ["Ready"]
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_pool_whose_memory_another_manager_has_too_is_released_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """Restored with its status: what is applied no more stays. Its cloud was read, and it was released, for ever."""
+    await world.scaler(KEY)
+    world.now += timedelta(minutes=2)
+    apply = world.writer.apply
+
+    async def leaves(about: CapacityPool, fields: Mapping[str, Any], manager: str) -> CapacityPool | None:
+        scaling = about.status.scaling
+        theirs = {"scaling": scaling.model_dump(by_alias=True)} if scaling is not None else {}
+        return await apply(about, {**theirs, **fields}, manager)
+
+    monkeypatch.setattr(world.writer, "apply", leaves)
+    if deleted:
+        world.delete()
+    else:
+        world.change(mode="Pods")
+    for _ in range(4):
+        await world.scaler(KEY)
+    assert world.events.reasons == ["Resized", "Resized", "Released"]
+    assert (world.pool.status.scaling, world.pool.metadata.finalizers) == (None, ())
 
 
 async def test_another_target_is_sized_when_the_former_has_its_size_again(world: World) -> None:
