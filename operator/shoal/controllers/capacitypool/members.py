@@ -92,13 +92,13 @@ class Members:
                 self._join(name, pool)
 
     def see_job(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
-        """Take a change of a job."""
+        """Take a change of a job. Another controller's has used none of these pools, whatever its status says."""
         before, now = Counter[str](), Counter[str]()
         if old is not None:
             before = self._held_by.pop(old.metadata.uid, before)
             for pool in before:
                 del self._jobs[pool][old.metadata.uid]
-        if new is not None:
+        if new is not None and new.spec.ours:
             now = Counter({**dict.fromkeys(new.status.pool_usage, 0), **holdings(new)})
             if now:
                 self._held_by[new.metadata.uid] = now

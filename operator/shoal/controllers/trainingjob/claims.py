@@ -17,8 +17,11 @@ from shoal.policy.model import Plan
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status.
 
-    Of a plan whose pods cannot be made, those of the pods that there are.
+    Of a plan whose pods cannot be made, those of the pods that there are. Of another controller's job, none: its status
+    may be that of its twin in another cluster, whose pools have the same names.
     """
+    if not job.spec.ours:
+        return Counter()
     status = decided.status if decided else job.status
     slots = Counter(decided.nodes) if decided and decided.nodes is not None else status.worker_nodes
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None

@@ -59,11 +59,24 @@ class Changes(RuleBasedStateMachine):
         found = CapacityPool.model_validate({"metadata": self.metadata(name, again), "spec": spec})
         self.state.pools.put(found)
 
-    @rule(name=NAMES, used=COUNTS, planned=COUNTS, slots=st.lists(NAMES, max_size=3), again=st.booleans())
+    @rule(
+        name=NAMES,
+        used=COUNTS,
+        planned=COUNTS,
+        slots=st.lists(NAMES, max_size=3),
+        again=st.booleans(),
+        by=st.sampled_from([None, "kueue.x-k8s.io/multikueue"]),
+    )
     def job(
-        self, name: str, used: dict[str, int], planned: dict[str, int], slots: list[str], again: bool
+        self,
+        name: str,
+        used: dict[str, int],
+        planned: dict[str, int],
+        slots: list[str],
+        again: bool,
+        by: str | None,
     ) -> None:
-        manifest = build.job_manifest(elasticity={"mode": "Auto"})
+        manifest = build.job_manifest(elasticity={"mode": "Auto"}, managedBy=by)
         manifest["metadata"] |= self.metadata(name, again)
         status = {
             "poolUsage": {pool: {"starts": count} for pool, count in used.items()},
@@ -106,9 +119,10 @@ class Changes(RuleBasedStateMachine):
         for name in "abc":
             held = {f"team/{job.metadata.name}": count for job in jobs if (count := holdings(job)[name])}
             assert self.members.held(name) == held
-            using = {job.metadata.uid for job in jobs if name in job.status.pool_usage}
+            ours = [job for job in jobs if job.spec.ours]  # what others used was in another cluster
+            using = {job.metadata.uid for job in ours if name in job.status.pool_usage}
             found = {job.metadata.uid: job for job in self.members.jobs(name)}
-            assert using <= found.keys()
+            assert using <= found.keys() <= {job.metadata.uid for job in ours}
             assert all(self.state.jobs.by_uid(uid) is job for uid, job in found.items())
 
     @invariant()

@@ -58,6 +58,17 @@ def test_plan_and_workers_count_and_those_that_leave_too() -> None:
     assert holdings(job("x", **moved)) == {"a": 1}
 
 
+def test_a_job_of_another_controller_has_no_nodes_here() -> None:
+    """MultiKueue copies the status of its twin in another cluster: pools of that name bought its nodes here, too."""
+    x, y, claims = job("x", plan={"pools": {"a": 3}}, slots=[slot(0, "a"), slot(1, "b")]), job("y"), Claims()
+    remote = x.model_copy(
+        update={"spec": x.spec.model_copy(update={"managed_by": "kueue.x-k8s.io/multikueue"})}
+    )
+    assert holdings(remote) == {}
+    claims.see(None, remote)
+    assert claims.of_others(y) == {}
+
+
 def test_what_was_decided_counts_before_it_is_seen() -> None:
     x, y, claims = job("x"), job("y"), Claims()
     claims.see(None, x)
