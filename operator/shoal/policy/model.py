@@ -223,7 +223,8 @@ class Plan:
     wake_after: float | None = None
     """Seconds until the next plan, if nothing changes; None: only after a change; 0: once the status is stored."""
     nodes: Mapping[str, int] | None = None
-    """How many nodes of each pool its workers have then, those that are made included; None: as the status says."""
+    """How many nodes of each pool its workers have then, those that are made included, without those that get none;
+    None: as the status says."""
     looked_at: frozenset[int] | None = None
     """Of which workers it decided whether to make a pod; None: of none, nor of a server, as while it is suspended."""
 

@@ -37,6 +37,8 @@ from shoal.policy.actions import (
     TellWorkload,
     UpdateService,
 )
+from shoal.policy.decide.kept_to import in_vain
+from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
@@ -136,7 +138,7 @@ class World:
     def _plan(self) -> Plan:
         """The plan, which is the same without what is remembered of earlier ones.
 
-        The nodes that it says its workers have are those of its status and its actions.
+        The nodes that it says its workers have are those of its status and its actions, but of pods that get none.
         """
         seen = self.observation()
         made = plan(seen, self._memory)
@@ -145,7 +147,9 @@ class World:
             slots = (each for each in made.status.slots if each.role == "worker" and each.has_pod)
             pods = (each for each in made.actions if isinstance(each, CreatePod) and each.role == "worker")
             places = {(each.pool, each.index) for each in (*slots, *pods) if each.pool}
-            assert Counter(made.nodes) == Counter(pool for pool, _ in places)
+            less = Counter(pool for pool, _ in places) - Counter(made.nodes)
+            assert Counter(made.nodes) + less == Counter(pool for pool, _ in places)
+            assert not less or less == Counter(pool for pool, _ in in_vain(read(seen)))
         return made
 
     @property

@@ -24,7 +24,7 @@ from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
-from shoal.policy.decide.kept_to import kept_to
+from shoal.policy.decide.kept_to import in_vain, kept_to
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
 from shoal.policy.decide.usage import Usage, count, due
@@ -58,6 +58,8 @@ class Decisions:
     actions: Actions
     usage: Usage
     exclusions: Exclusions
+    in_vain: set[tuple[str, int]]
+    """Workers, with their pools, that have no nodes: see `kept_to`."""
     end: End | None = None
     """How the job finished, if it did."""
 
@@ -74,7 +76,7 @@ class Decisions:
         """The plan, with what of it the job does not have the nodes of."""
         if (found := self.wanted.plan or facts.job.status.plan) is None:
             return None
-        kept = kept_to(facts, self.wanted, self.actions.denied)
+        kept = kept_to(facts, self.wanted, self.actions.denied, self.in_vain)
         return found if found.kept_to == kept else found.model_copy(update={"kept_to": kept})
 
     def in_order(self) -> tuple[Action, ...]:
@@ -95,7 +97,7 @@ def decide(facts: Facts) -> Decisions:
         count(facts, servers, workers, ends=end is not None),
         exclude(facts, counters.failed_on),
     )
-    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, end)
+    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, in_vain(facts), end)
     if end is not None:
         return decided
     actions.actions += _questions(facts)

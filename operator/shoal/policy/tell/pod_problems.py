@@ -14,6 +14,7 @@ from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.common.wording import short
 from shoal.policy.decide.admission import missing_pod_group
+from shoal.policy.decide.kept_to import PATIENCE, asks_for_others
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
 from shoal.policy.tell.not_starting import VOLUMES_ARE_LATE, not_starting
@@ -155,6 +156,12 @@ def _needs(pod: Pod, facts: Facts) -> str:
     servers = pod.place is not None and pod.place.role == "ps"
     role, field = (spec.parameter_servers, "parameterServers") if servers else (spec.workers, "workers")
     if pool := pod.metadata.labels.get(POOL):
+        there = facts.seen.pools.get(pool)
+        if not servers and there is not None and there.status.nodes and asks_for_others(pod):
+            return (
+                f"no node of CapacityPool {pool} is as the pod asks (nodeSelector and affinity of workers.template,"
+                f" excludedNodes): after {PATIENCE.total_seconds() / 60:.0f} minutes its node is left to other jobs"
+            )
         return f"the pod needs a node of CapacityPool {pool} with room for its requests"
     if role.capacity == "Any":
         return "the pod needs a node with room for its requests"

@@ -53,7 +53,8 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
             *events_of_changes(facts, decided, status),
         ),
         wake_after=facts.timers.next_seconds,
-        nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions),
+        nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions)
+        - Counter(pool for pool, _ in decided.in_vain),
         looked_at=decided.looked_at(facts),
     )
 

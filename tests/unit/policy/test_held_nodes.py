@@ -1,0 +1,138 @@
+"""Which nodes a job has whose pods are there, and have none: those that its pods may get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.claims import holdings
+from shoal.policy.actions import CreatePod
+from shoal.policy.plan import plan
+from shoal.sizing.fleet.jobs import fleet_job
+from tests.unit.policy import build
+from tests.unit.policy.pools import Pools, pool
+
+GATED = {"reason": "SchedulingGated"}
+LABELS = {"message": "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."}
+SERVER = {
+    "message": "0/3: 1 node(s) didn't match Pod's node affinity/selector, 2 didn't match pod affinity rules."
+}
+VOLUME = {"message": 'persistentvolumeclaim "data" not found. preemption: not eligible.'}
+FULL = {"message": "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match Pod's node affinity."}
+
+
+class Waiting(Pools):
+    """Four workers have pods, and two of them the nodes of the pool."""
+
+    def __init__(self, mode: str, *, ready_seconds: int = 3600, **of_pool: Any) -> None:
+        spec = {
+            "replicas": 4,
+            "minReplicas": 4,
+            "maxReplicas": 4,
+            "maxSurge": 0,
+            "elasticity": {"mode": mode},
+        }
+        super().__init__(pool("a", **{"status": {"nodes": 2}, **of_pool}), nodes={"a": 2}, **spec)
+        self.propose({"a": 4})
+        self.settle()
+        ready = build.NOW.timestamp() - ready_seconds
+        for node in self.nodes.values():
+            node["metadata"]["creationTimestamp"] = build.stamp(
+                build.NOW.fromtimestamp(ready, build.NOW.tzinfo)
+            )
+
+    def said(self, how: dict[str, str]) -> None:
+        """The scheduler says why the two others have none."""
+        told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", **how}
+        for name, pod in self.pods.items():
+            if "-worker-" in name and not pod["spec"].get("nodeName"):
+                pod["status"]["conditions"] = [told]
+
+    def holds(self) -> dict[str, int]:
+        """The nodes that it has, by its plan, by what is stored of that, and as the planner has it."""
+        job, made = self.job, plan(self.observation())
+        stored = job.model_copy(update={"status": made.status})
+        stored = TrainingJob.model_validate(stored.model_dump(mode="json", by_alias=True, exclude_none=True))
+        planned = fleet_job(stored, None, self.now)
+        found = dict(holdings(job, made))
+        assert holdings(stored) == found
+        assert {name: n for name, n in planned.holds(planned.under_way).items() if n} == found
+        return found
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Advise", "Manual", "Off"])
+@pytest.mark.parametrize(
+    ("how", "seconds", "has"),
+    [
+        (GATED, 0, 2),
+        (LABELS, 10, 4),
+        (LABELS, 301, 2),
+        (VOLUME, 10, 4),
+        (VOLUME, 301, 2),
+        (FULL, 7200, 4),
+        (SERVER, 7200, 4),
+        ({}, 7200, 4),
+    ],
+    ids=[
+        "queue",
+        "labels",
+        "labels for long",
+        "volume",
+        "volume for long",
+        "full",
+        "near a server",
+        "nothing",
+    ],
+)
+def test_job_has_no_node_for_a_worker_that_none_would_take(
+    how: dict[str, str], seconds: int, has: int, mode: str
+) -> None:
+    """A mistake in a template bought a shared pool up to its limit, and kept it from all other jobs for ever."""
+    world = Waiting(mode)
+    world.tick(seconds)
+    world.said(how)
+    assert world.holds() == {"a": has}
+    world.said(FULL)  # the queue, or who made the mistake, lets them go
+    assert world.holds() == {"a": 4}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+@pytest.mark.parametrize(
+    ("ready_seconds", "nodes"), [(-200, 2), (3600, 0)], ids=["the first is new", "there is none"]
+)
+def test_job_has_the_nodes_of_workers_that_wait_while_the_pool_has_none_that_shows_more(
+    ready_seconds: int, nodes: int, mode: str
+) -> None:
+    """What the scheduler said before there was one, it says of the others of the cluster."""
+    world = Waiting(mode, ready_seconds=ready_seconds, status={"nodes": nodes})
+    world.tick(301)
+    world.said(LABELS)
+    assert world.holds() == {"a": 4}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+def test_other_workers_are_made_beside_those_that_a_queue_holds_back(mode: str) -> None:
+    """All at once: a queue may let none go before it has seen them all."""
+    world = Waiting(mode)
+    world.said(GATED)
+    world.reconcile()
+    world.manifest["spec"]["workers"] |= {"replicas": 8, "maxReplicas": 8}
+    if mode == "Auto":
+        world.propose({"a": 8}, urgent=True)
+    made = plan(world.observation())
+    assert sum(isinstance(each, CreatePod) for each in made.actions) == 4
+
+
+def test_job_is_told_why_others_have_its_nodes() -> None:
+    world = Waiting("Manual")
+    world.tick(301)
+    world.said(LABELS)
+    told = plan(world.observation()).status.words
+    assert (
+        "no node of CapacityPool a is as the pod asks (nodeSelector and affinity of workers.template" in told
+    )
+    assert "after 5 minutes its node is left to other jobs" in told
+    world.said(FULL)
+    assert "needs a node of CapacityPool a with room" in plan(world.observation()).status.words
