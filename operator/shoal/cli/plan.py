@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -82,9 +81,7 @@ def _show_together(
     if output.plot is not None:
         raise UsageError("--plot is for one job: give -f once, or leave --plot out")
     names = [read_job(path).metadata.name for path in files.jobs]
-    run = sum((Counter(job.running) for job, _ in asked), Counter[str]())
-    pools = [fleet_pool(pool, running=run[pool.metadata.name]) for pool in read_offers(client, files)]
-    plans = plan_problems(pools, asked)
+    plans = plan_problems([fleet_pool(pool) for pool in read_offers(client, files)], asked)
     cost = sum(plan.cost for plan in plans if any(plan.counts))
     reasons = [
         explain(plan, output.currency) if any(plan.counts) else "The other jobs leave no node for it."

@@ -27,7 +27,7 @@ from shoal.manifests.placement import ZONE
 from shoal.manifests.pods import Images, has_gpu_image
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
-from shoal.sizing.fleet.jobs import fleet_job, running, server_price
+from shoal.sizing.fleet.jobs import fleet_job, server_price
 from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
@@ -73,13 +73,8 @@ class Scene:
 
     def pool(self, pool: CapacityPool) -> FleetPool:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
-        values = fleet_pool(pool, self.now, self._running[pool.metadata.name])
+        values = fleet_pool(pool, self.now)
         return values if values.cores else replace(values, cores=self._cores.get(pool.metadata.name, 0.0))
-
-    @cached_property
-    def _running(self) -> Counter[str]:
-        """Workers by pool that run, of all jobs that are planned."""
-        return sum((Counter(running(look.job)) for look in self.looks), Counter())
 
     @cached_property
     def _cores(self) -> Mapping[str, float]:

@@ -87,12 +87,14 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
     by_name = {pool.name: pool for pool in pools}
     usable = [name for name in job.pools if name in by_name and unusable(by_name[name], job) is None]
     named = usable or [name for name in job.pools if name in by_name]
-    counts = {name: min(job.running.get(name, 0), left[name]) for name in named}
+    running = {name: job.running.get(name, 0) for name in named}
+    most = {name: min(left[name], by_name[name].room(running[name])) for name in named}
+    counts = {name: min(running[name], most[name]) for name in named}
     for name in named:
-        room = 0 if by_name[name].exhausted or by_name[name].ending else left[name] - counts[name]
+        room = 0 if by_name[name].exhausted or by_name[name].ending else most[name] - counts[name]
         counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
     if not job.accepts(counts):
-        counts = {name: min(job.under_way.get(name, 0), left[name]) for name in named}
+        counts = {name: min(job.under_way.get(name, 0), most[name]) for name in named}
     return JobPlan(
         counts=counts,
         parameter_servers=job.parameter_servers,

@@ -373,7 +373,9 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
     return Pool(
         name=pool.name,
         limit=pool.limit,
-        room=min(running if pool.ending or (pool.exhausted and not pool.spot) else math.inf, pool.nodes),
+        room=min(
+            running if pool.ending or (pool.exhausted and not pool.spot) else math.inf, pool.room(running)
+        ),
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
         step_sigma=speed.sigma,

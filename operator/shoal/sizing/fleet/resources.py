@@ -34,12 +34,8 @@ STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
 """Likewise of the logarithms of steps' times: a single step, which differs from none, is no certainty."""
 
 
-def fleet_pool(pool: CapacityPool, now: datetime | None = None, running: int = 0) -> FleetPool:
-    """A pool as the planner sees it: priors of its spec and measurements of its status.
-
-    Of one whose description is wrong, nothing is used but what is `running` there: workers, and not nodes, of which the
-    status says how many are used, also by servers. None where no worker could run.
-    """
+def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
+    """A pool as the planner sees it: priors of its spec and measurements of its status."""
     spec, status = pool.spec, pool.status
     wrong = (
         c.reason
@@ -78,7 +74,6 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None, running: int = 0
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
         ending=pool.is_ending,
         unready=next(wrong, ""),
-        running=running if status.lacks_accelerator is None else 0,
         transfer_per_gib=spec.transfer_per_gib,
         batch_size=spec.batch_size,
         idle_seconds=float(spec.scaling.shrink_after_seconds),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
 from shoal.sizing.beside import Beside
 from shoal.sizing.speed.measurements import Basis, LeftOut, Model
 
@@ -27,8 +28,7 @@ class FleetPool:
     In `watched_seconds` jobs would have noticed that there are no more nodes, in `out_seconds` of them there were none,
     and `outs` times it ran out. `lost_in_shocks` of the interruptions came several at once, of `there_in_shocks` nodes.
     `exhausted`: there are no nodes now, for `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet.
-    `ending`: it is being deleted, and no worker begins there. `unready`: why it is not Ready; then there may be as many
-    workers as are `running` there, all jobs together, which may share nodes.
+    `ending`: it is being deleted, and no worker begins there. `unready`: why it is not Ready, and no worker begins.
     `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
@@ -56,7 +56,6 @@ class FleetPool:
     doubted: bool = False
     ending: bool = False
     unready: str = ""
-    running: int = 0
     measured_startup_seconds: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
@@ -64,8 +63,12 @@ class FleetPool:
 
     @property
     def nodes(self) -> int:
-        """How many there may be with workers, all jobs together."""
-        return min(self.running, self.limit) if self.unready else self.limit
+        """How many there may be with workers, all jobs together; none where no worker could run."""
+        return 0 if self.unready == LACKS_ACCELERATOR else self.limit
+
+    def room(self, running: int) -> int:
+        """How many workers a job may have that has so many there: what others have is not to be had by it."""
+        return min(running, self.nodes) if self.unready else self.nodes
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,7 @@ class _Assembly:
     def problem(self, max_servers: int | None) -> tuple[FleetJob, JobProblem]:
         """The job with all that is planned for it, and the whole problem."""
         workers = self.job.spec.workers
-        run = self.planned.running
-        candidates = [
-            fleet_pool(pool, self.now, run.get(pool.metadata.name, 0)) for pool in self._candidates()
-        ]
+        candidates = [fleet_pool(pool, self.now) for pool in self._candidates()]
         names = tuple(pool.name for pool in candidates)
         for pool in candidates:
             if pool.accelerator is not None:

@@ -744,8 +744,8 @@ def test_a_pool_does_not_forget_whose_nodes_it_shares_while_they_cannot_be_read(
 
 
 def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=OTHER), NOW, running=2).nodes == 2
-    assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).nodes == 4
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=OTHER), NOW).room(2) == 2
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).room(2) == 4
 
 
 def test_pool_without_selector_has_no_nodes() -> None:
