@@ -128,17 +128,21 @@ class PoolReconciler:
     def _asked_by_workers(self, pool: CapacityPool, nodes: Set[str]) -> Iterator[tuple[Amounts | None, int]]:
         """What the workers ask for that jobs have in the pool, or are to have, and how many do.
 
-        There may be thousands: where nobody has edited the job, all ask for what its template says.
+        There may be thousands: where nobody has edited the job, and the first and the last that are known ask for what
+        its template says, all do. That depends on the pool, too, which may have been edited since.
         """
         for job, count in self._members.counts(pool.metadata.name):
             if count <= 0:
                 continue
-            if job.metadata.generation <= 1:
-                yield self._asked.of(job, pool), count
-                continue
             its = self._state.pods.indexed("run", (key_of(job), job.metadata.uid))
-            there = (pod for pod in its if pod.spec.node_name in nodes and _is_worker(pod) and not pod.ended)
-            yield from asked_by(there, count, partial(self._asked.of, job, pool))
+            template = partial(self._asked.of, job, pool)
+            if job.metadata.generation <= 1:
+                ends = (next(_workers_on(nodes, pods), None) for pods in (its, reversed(its)))
+                asked = template()
+                if all(pod is None or pod.spec.requests == asked for pod in ends):
+                    yield asked, count
+                    continue
+            yield from asked_by(_workers_on(nodes, its), count, template)
 
     def _rivals(self, pool: CapacityPool) -> list[CapacityPool]:
         """Other pools that select nodes of it, or would, and the one of which that was told."""
@@ -161,6 +165,10 @@ class PoolReconciler:
             workers = {asked for job in jobs if (asked := self._asked.of(job, pool)) is not None}
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
+
+
+def _workers_on(nodes: Set[str], pods: Iterable[Pod]) -> Iterator[Pod]:
+    return (pod for pod in pods if pod.spec.node_name in nodes and _is_worker(pod) and not pod.ended)
 
 
 def _is_worker(pod: Pod) -> bool:

@@ -765,6 +765,29 @@ async def test_an_edited_template_buys_no_node_for_workers_that_have_theirs(
 NODE_OF_4_GPUS = {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": "4"}
 
 
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize(("workers", "recommended"), [(4, 1), (6, 3)])
+async def test_a_pool_that_is_edited_buys_no_node_for_workers_that_have_theirs(
+    workers: int, recommended: int, generation: int
+) -> None:
+    """Its nodes were said to have one GPU, and have four: what a new worker asks for, none of the others does."""
+    found = await _look(
+        {},
+        {"type": "PodScheduled", "status": "True"},
+        {"plan": {"pools": {"spot": workers}}},
+        1,
+        running=[("worker", index, "spot-0") for index in range(4)],
+        containers=[{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        has=NODE_OF_4_GPUS,
+        pods=0,
+        workers={"replicas": 4, "maxReplicas": 6, "pools": ["spot"]},
+        elasticity={"mode": "Auto"},
+        pool={"accelerator": {"name": "T4", "count": 4}, "limits": {"nodes": 40}},
+        generation=generation,
+    )
+    assert found.recommended.nodes == recommended
+
+
 @pytest.mark.parametrize(
     "has",
     [
