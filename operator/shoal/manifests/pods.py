@@ -268,13 +268,15 @@ def worker_requests(job: TrainingJob, pool: CapacityPool) -> Amounts:
     template = _template(job, "worker")
     spec = template.get("spec") or {}
     asked = {*_resources(template, "worker", "limits"), *_resources(template, "worker", "requests")}
+    containers = spec.get("containers") or ()
+    own = next((each.get("resources") or {} for each in containers if each["name"] == "worker"), {})
+    said = {*(own.get("limits") or ()), *(own.get("requests") or ())}
     defaults: dict[str, Any] = {
-        name: amount for name, amount in _REQUESTS["worker"].items() if name not in asked
+        name: amount for name, amount in _REQUESTS["worker"].items() if name not in said
     }
     if gpus := _gpus(Where(job.spec.workers.capacity, pool), asked):
         defaults[GPU] = gpus
-    containers = [*(spec.get("containers") or ()), {"resources": {"requests": defaults}}]
-    return requested_by({**spec, "containers": containers})
+    return requested_by({**spec, "containers": [*containers, {"resources": {"requests": defaults}}]})
 
 
 def _gpus(where: Where, asked: Collection[str]) -> int:

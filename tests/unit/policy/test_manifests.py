@@ -10,11 +10,12 @@ import pytest
 
 from shoal import manifests
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
 from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.placement import Where
-from shoal.manifests.pods import GRACE_SECONDS
+from shoal.manifests.pods import GRACE_SECONDS, worker_requests
 from shoal_trainer.contract import (
     ACCELERATORS_ENV,
     CODE_DIR,
@@ -371,6 +372,25 @@ def test_a_worker_requests_the_gpus_of_its_pools_nodes(
     assert told == ([str(expected["nvidia.com/gpu"])] if tolerated else [])
     server = manifests.pod(a_job, Place("ps", 0, 0), build.IMAGES, where)
     assert "limits" not in container(server, "ps")["resources"]
+
+
+@pytest.mark.parametrize("limits", [{}, {"cpu": "2"}])
+@pytest.mark.parametrize("requests", [{}, {"cpu": "1500m"}, {"memory": "4Gi"}])
+@pytest.mark.parametrize(
+    "side", [{}, {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1"}}]
+)
+def test_what_a_pool_takes_a_worker_to_ask_for_is_what_its_pod_asks_for(
+    limits: dict[str, str], requests: dict[str, str], side: dict[str, Any]
+) -> None:
+    """A container beside it that asks for memory had the worker counted without any."""
+    its = {"name": "worker", "resources": {"limits": limits, "requests": requests}}
+    template = {"spec": {"containers": [its, {"name": "side", "resources": side}]}}
+    pool = CapacityPool.model_validate({"metadata": {"name": "p"}, "spec": {"limits": {"nodes": 1}}})
+    a_job = build.job(workers={"replicas": 1, "template": template})
+    made = manifests.pod(a_job, Place("worker", 0, 0), build.IMAGES, Where("Any", pool))
+    assert (
+        worker_requests(a_job, pool) == Pod.model_validate(made | {"metadata": {"name": "x"}}).spec.requests
+    )
 
 
 def test_code_in_the_storage_is_told_and_not_mounted() -> None:
