@@ -55,12 +55,17 @@ def nodes_of(waiting: Iterable[Pod], has: Amounts, *, tries_one: bool = False) -
 def may_help(pool: CapacityPool, pod: Pod) -> bool:
     """Whether one more node may take a pod that waits for one, or is kept apart.
 
-    None of a pool in one zone does where the pod's own rules keep it from others in its zone, and it has no rules but
-    those: the node would stay empty as long as the pod waits.
+    None does where the pod's own rules keep it from others by what all nodes of the pool have alike, such as their
+    zone, and it has no rules but those: the node would stay empty as long as the pod waits.
     """
-    zone, words = pool.spec.zone or pool.spec.node_selector.get(ZONE), pod.unschedulable_words
-    by_zone = pod.spec.apart_by == (ZONE,) and any(each in words for each in _ITS_RULES)
-    return not (zone and by_zone) or any(each in words for each in _OTHERS)
+    by, words = pod.spec.apart_by, pod.unschedulable_words
+    alike = bool(by) and labels_of_all(pool).issuperset(by) and any(each in words for each in _ITS_RULES)
+    return not alike or any(each in words for each in _OTHERS)
+
+
+def labels_of_all(pool: CapacityPool) -> set[str]:
+    """The labels that all nodes of a pool have alike, as far as its spec says."""
+    return {*pool.spec.node_selector, *([ZONE] if pool.spec.zone else [])}
 
 
 def asked_by(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -10,12 +11,15 @@ from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
 from shoal.api.kube import Node, Pod
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import sums_of
+from shoal.controllers.capacitypool.needed import labels_of_all
 from shoal.manifests.pods import GPU, NVIDIA
 from shoal.policy.facts.waits import Wait
 from shoal.sizing.accelerators import catalogue
 
-_LACKS, _LACKS_GPU = "Insufficient ", f"Insufficient {GPU}"
-"""In the scheduler's words."""
+_LACKS, _LACKS_GPU = "Insufficient ", re.compile(rf"Insufficient {re.escape(GPU)}(?!\.?[\w/-])")
+"""In the scheduler's words: of all resources, and of this one, whose name others may begin with."""
+_OF_MACHINES = frozenset({"kubernetes.io/arch", "kubernetes.io/os"})
+"""Labels that an image needs, and all nodes of a pool have alike."""
 
 
 def problem_of(
@@ -56,17 +60,19 @@ def wants_gpus_since(
 ) -> datetime | None:
     """Since when pods wait that a node of the pool lacks nothing but its accelerators for.
 
-    Another one, which is as the pool says, would have come for them, and taken them. What waits for anything else says
-    nothing of the nodes: whoever may create jobs would switch off a pool of which one node has failed. `needs`: its
-    pods without a node, since when they wait, and for what.
+    Another one, which is as the pool says, would have come for them, and taken them. What waits for anything else, or
+    picks nodes by more than the pool does, says nothing of the nodes: whoever may create jobs would switch off a pool
+    of which one node has failed. `needs`: its pods without a node, since when they wait, and for what.
     """
+    picks = labels_of_all(pool) | _OF_MACHINES
     count = pool.spec.accelerator.count if pool.spec.accelerator is not None else 0
     lacks = (
         since
         for pod, since, wait in needs
         if wait is not Wait.SERVER
         and 0 < dict(pod.spec.requests).get(GPU, 0.0) <= count
-        and 0 < pod.unschedulable_words.count(_LACKS) == pod.unschedulable_words.count(_LACKS_GPU)
+        and 0 < pod.unschedulable_words.count(_LACKS) == len(_LACKS_GPU.findall(pod.unschedulable_words))
+        and picks.issuperset(pod.spec.picks_by)
     )
     return min(lacks, default=None)
 

@@ -209,19 +209,28 @@ HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
          "match pod anti-affinity rules", 1),
         ({}, [ZONE], "match pod anti-affinity rules", 2),
         ({"zone": "z"}, [HOST], "match pod anti-affinity rules", 2),
-        ({"zone": "z"}, [ZONE, HOST], "match pod anti-affinity rules", 2),
+        ({"zone": "z"}, [ZONE, HOST], "match pod anti-affinity rules", 1),
+        ({"zone": "z"}, [ZONE, HOST], "match pod topology spread constraints", 2),
+        ({"zone": "z"}, [ZONE, f"{HOST} of others"], "match pod anti-affinity rules", 2),
+        ({"nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool", "rack": "r1"}}, ["rack", HOST],
+         "match pod anti-affinity rules", 1),
+        ({}, ["rack"], "match pod anti-affinity rules", 2),
         ({"zone": "z"}, [ZONE], "satisfy existing pods anti-affinity rules", 2),
         ({"zone": "z"}, [ZONE], "have free ports for the requested pod ports", 2),
         ({"zone": "z"}, [], "match pod anti-affinity rules", 2),
     ],
-    ids=["zone", "spread", "selected", "in any", "host", "both", "of others", "ports", "unknown"],
+    ids=["zone", "spread", "selected", "in any", "host", "both", "both spread", "not beside others", "rack",
+         "any rack", "of others", "ports", "unknown"],
 )  # fmt: skip
 @pytest.mark.parametrize("nodes", [1, 2])
 async def test_server_that_is_kept_from_the_zone_of_its_pool_asks_for_no_node_of_it(
     nodes: int, of_pool: Any, keys: list[str], words: str, recommended: int
 ) -> None:
     """Each had one bought, which was in that zone, too, and empty for the life of the job."""
-    rules = [{"topologyKey": key, "labelSelector": {}} for key in keys]
+    rules = [
+        {"topologyKey": key, "labelSelector": {"matchLabels": {"of": whose} if whose else {}}}
+        for key, _, whose in (each.partition(" of ") for each in keys)
+    ]
     status = await _look(
         {},
         {
@@ -890,10 +899,14 @@ LACKS_GPU = "1 Insufficient nvidia.com/gpu."
         (1, LACKS_GPU, "64", "Any", "Valid"),
         (1, "1 Insufficient a.b/c.", "1", "Any", "Valid"),
         (1, "", "1", "Any", "Valid"),
+        (1, f"{LACKS_GPU} preemption: 0/1 nodes are available.", "1", "Any", "NodesLackAccelerator"),
+        (1, "1 Insufficient nvidia.com/gpu.shared, 9 node(s) didn't match.", "1", "Any", "Valid"),
+        (1, "1 Insufficient nvidia.com/gpu, 1 Insufficient nvidia.com/gpu-x.", "1", "Any", "Valid"),
     ],
     ids=[
         *("nobody waits", "a worker", "for its server", "in its server's words", "for other labels"),
         *("for more CPU, too", "for more than the pool says", "for another device", "for a scheduler"),
+        *("and preempts none", "for shared ones", "for another, too"),
     ],
 )
 async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_it_for_that_alone(
@@ -912,6 +925,48 @@ async def test_one_node_without_its_gpu_is_told_once_a_worker_has_waited_beside_
         has={"cpu": "8"},
         pool={"accelerator": {"name": "T4"}, "startupSeconds": 60, "limits": {"nodes": 16}},
         workers={"replicas": 1, "pools": ["spot"], "zonePolicy": zone},
+    )
+    assert _ready(status)[1] == reason
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _of_nodes(kind: str, key: str, operator: str) -> Any:
+    terms = [{kind: [{"key": key, "operator": operator, "values": ["spot-0"]}]}]
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ({"nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool"}}, "NodesLackAccelerator"),
+        ({"nodeSelector": {"kubernetes.io/arch": "amd64"}}, "NodesLackAccelerator"),
+        (_of_nodes("matchExpressions", ZONE, "In"), "NodesLackAccelerator"),
+        (_of_nodes("matchFields", "metadata.name", "NotIn"), "NodesLackAccelerator"),
+        ({"nodeSelector": {HOST: "spot-0"}}, "Valid"),
+        ({"nodeSelector": {"serial": "1"}}, "Valid"),
+        (_of_nodes("matchExpressions", HOST, "In"), "Valid"),
+        (_of_nodes("matchFields", "metadata.name", "In"), "Valid"),
+    ],
+    ids=["its pool", "its image", "its zone", "not some", "a host", "a label", "a host's label", "a name"],
+)
+async def test_a_pod_that_takes_one_node_alone_does_not_switch_a_pool_off_for_all(
+    template: Any, reason: str
+) -> None:
+    """It waits beside the one that failed, and no other would have come for it."""
+    status = await _look(
+        {},
+        {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": f"0/1: {LACKS_GPU}"},
+        {},
+        1,
+        containers=[{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        pods=1,
+        ready=timedelta(days=1),
+        has={"cpu": "8"},
+        template=template,
+        pool={"accelerator": {"name": "T4"}, "startupSeconds": 60, "limits": {"nodes": 16}, "zone": "z"},
+        workers={"replicas": 1, "pools": ["spot"], "zonePolicy": "Any"},
     )
     assert _ready(status)[1] == reason
 
