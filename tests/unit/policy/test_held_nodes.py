@@ -26,7 +26,8 @@ FULL = {"message": "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn'
 class Waiting(Pools):
     """Four workers have pods, and two of them the nodes of the pool."""
 
-    def __init__(self, mode: str, *, ready_seconds: int = 3600, **of_pool: Any) -> None:
+    def __init__(self, mode: str, *, ready_seconds: int = 3600, asks: Any = None, **of_pool: Any) -> None:
+        self.container = {"name": "worker", "resources": {"limits": asks or {}}}
         spec = {
             "replicas": 4,
             "minReplicas": 4,
@@ -49,6 +50,7 @@ class Waiting(Pools):
         for name, pod in self.pods.items():
             if "-worker-" in name and not pod["spec"].get("nodeName"):
                 pod["status"]["conditions"] = [told]
+                pod["spec"]["containers"] = [self.container]
 
     def holds(self) -> dict[str, int]:
         """The nodes that it has, by its plan, by what is stored of that, and as the planner has it."""
@@ -123,6 +125,40 @@ def test_other_workers_are_made_beside_those_that_a_queue_holds_back(mode: str) 
         world.propose({"a": 8}, urgent=True)
     made = plan(world.observation())
     assert sum(isinstance(each, CreatePod) for each in made.actions) == 4
+
+
+OF_8, OF_64 = {"cpu": "8", "memory": "32Gi"}, {"cpu": "64", "memory": "256Gi"}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+@pytest.mark.parametrize(
+    ("asks", "nodes", "seconds", "ready_seconds", "has"),
+    [
+        ({"cpu": "500"}, [OF_8, OF_64], 301, 3600, 2),
+        ({"cpu": "500"}, [OF_8, OF_64], 10, 3600, 4),
+        ({"cpu": "500"}, [OF_8, OF_64], 301, -200, 4),
+        ({"cpu": "32"}, [OF_8, OF_64], 7200, 3600, 4),
+        ({"cpu": "500"}, [{}, {}], 7200, 3600, 4),
+        ({"nvidia.com/gpu": "1"}, [OF_8, OF_64], 7200, 3600, 4),
+        ({"nvidia.com/gpu": "8"}, [{**OF_8, "nvidia.com/gpu": "1"}] * 2, 301, 3600, 2),
+        ({"nvidia.com/gpu": "8"}, [{**OF_8, "nvidia.com/gpu": "1"}, OF_8], 7200, 3600, 4),
+    ],
+    ids=[
+        *("more than any has", "not for long", "all are new", "one has room", "nobody knows"),
+        *("no driver yet", "more GPUs", "no driver on one"),
+    ],
+)
+def test_job_has_no_node_for_a_worker_that_is_too_large_for_any(
+    asks: Any, nodes: list[Any], seconds: int, ready_seconds: int, has: int, mode: str
+) -> None:
+    world = Waiting(mode, asks=asks, ready_seconds=ready_seconds)
+    for node, there in zip(("a-0", "a-1"), nodes, strict=True):
+        world.nodes[node]["status"]["allocatable"] = there
+    world.tick(seconds)
+    world.said(
+        {"message": "0/3 nodes are available: 2 Insufficient cpu, 1 node(s) didn't match node selector."}
+    )
+    assert world.holds() == {"a": has}
 
 
 def test_job_is_told_why_others_have_its_nodes() -> None:

@@ -6,21 +6,23 @@ the job lacks what they need, the intent alone would keep nodes from all other j
 job in each namespace without quota would keep a pool. So the job then has the nodes of the pods that there are. That is
 recorded: it holds, also for the next leader and where the pool has no room to try, until one more pod is there.
 
-Nor is a pod that a queue holds back, that misses its volume or that asks for other labels than its pool's nodes have:
-one more of these would stay empty, and whoever may create jobs would buy a shared pool up to its limit. What the job is
-kept to is without these, for as long as the scheduler says so; one that waits for a node to come has it.
+Nor is a pod that a queue holds back, that misses its volume, or that asks for other labels than its pool's nodes have,
+or more: one more of these would stay empty, and whoever may create jobs would buy a shared pool up to its limit. What
+the job is kept to is without these, for as long as that is so; one that waits for a node to come has it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
-from shoal.api.kube import Pod
+from shoal.api.amounts import Amounts, fits
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job_status import Slot
 from shoal.policy.facts.read import Facts
-from shoal.policy.facts.sightings import Sighting
 from shoal.policy.facts.waits import UNREAD_NODES, Wait, wait_of
 
 if TYPE_CHECKING:
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(minutes=5)
 """A volume is made within a minute or two, and the scheduler tries each pod again within this time."""
+_LACKS = "Insufficient "
 _OTHER_NODES = "match Pod's node affinity", "match node selector"
 _OF_A_ZONE = "match pod affinity", "volume node affinity"
-"""In the scheduler's words: a pod asks for other nodes than there are; for one in a zone, which may come."""
+"""In the scheduler's words: a pod asks for more than is left; for other nodes than there are; for one in a zone, which
+may come."""
 
 
 def kept_to(
@@ -59,25 +63,60 @@ def kept_to(
 
 def in_vain(facts: Facts) -> set[tuple[str, int]]:
     """The workers, with their pools, that have a pod there that no node of it would take, and none that has one."""
-    has, vain = set[tuple[str, int]](), set[tuple[str, int]]()
+    has, vain, waits = set[tuple[str, int]](), set[tuple[str, int]](), _Waits(facts)
     for each in (*facts.sightings["worker"], *facts.at_rest.starting.values()):
         if each.home.pool and each.pod is not None and not each.pod.ended:
-            (vain if _waits_in_vain(facts, each) else has).add((each.home.pool, each.place.index))
+            found = vain if waits.are_in_vain(each.slot, each.pod) else has
+            found.add((each.home.pool, each.place.index))
     return vain - has
 
 
-def _waits_in_vain(facts: Facts, each: Sighting) -> bool:
-    pod, slot = each.pod, each.slot
-    if pod is None or pod.spec.node_name:
-        return False
-    wait = facts.wait_of(slot, pod)
-    if wait is Wait.QUEUE:
+class _Waits:
+    """What is asked of the nodes of a pool is asked once for all pods that are alike."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._has_one = cache(self._shows_a_node)
+        self._has_none = cache(self._has_none_for)
+
+    def are_in_vain(self, slot: Slot, pod: Pod) -> bool:
+        """Whether the pod has no node and, as far as is seen, never will."""
+        facts, wait = self._facts, self._facts.wait_of(slot, pod)
+        if wait in {None, Wait.SERVER, Wait.QUEUE}:
+            return wait is Wait.QUEUE
+        large = _LACKS in pod.unschedulable_words
+        if wait is not Wait.VOLUME and not large and not asks_for_others(pod):
+            return False
+        since = facts.asked_since(slot, slot.created_at or facts.now)
+        if facts.timers.pending(since + PATIENCE):
+            return False
+        if wait is Wait.VOLUME:
+            return True
+        return self._has_one(slot.pool) and (not large or self._has_none(slot.pool, pod.spec.requests))
+
+    def _shows_a_node(self, pool: str) -> bool:
+        """Whether it has had one for so long that the scheduler's words, of the whole cluster, are of it, too."""
+        ready = (node.ready_since for node in self._nodes(pool))
+        return any(at is not None and not self._facts.timers.pending(at + PATIENCE) for at in ready)
+
+    def _has_none_for(self, pool: str, asked: Amounts) -> bool:
+        """Whether none would take such a pod if it were empty. What it does not name, its driver may bring."""
+        kinds = set[Amounts]()
+        for has in (node.status.allocatable for node in self._nodes(pool)):
+            if has in kinds:  # as most are
+                continue
+            kinds.add(has)
+            named = {name for name, _ in has}
+            if fits(tuple(each for each in asked if each[0] in named), has):
+                return False
         return True
-    other = wait is Wait.NO_FIT and asks_for_others(pod)
-    if wait is not Wait.VOLUME and not other:
-        return False
-    since = facts.asked_since(slot, slot.created_at or facts.now)
-    return not facts.timers.pending(since + PATIENCE) and (not other or _shows_its_nodes(facts, slot.pool))
+
+    def _nodes(self, pool: str) -> Iterator[Node]:
+        known = self._facts.seen.pools.get(pool)
+        if known is None or not known.status.nodes:
+            return iter(())
+        labels = known.spec.node_selector.items()
+        return (node for node in self._facts.seen.nodes.values() if labels <= node.metadata.labels.items())
 
 
 def asks_for_others(pod: Pod) -> bool:
@@ -85,16 +124,6 @@ def asks_for_others(pod: Pod) -> bool:
     words = pod.unschedulable_words
     others = any(each in words for each in _OTHER_NODES) and not any(each in words for each in _OF_A_ZONE)
     return others and wait_of(pod, UNREAD_NODES) is Wait.NO_FIT
-
-
-def _shows_its_nodes(facts: Facts, pool: str) -> bool:
-    """Whether the pool has had a node for so long that the scheduler's words, of the whole cluster, are of it, too."""
-    labels = facts.seen.pools[pool].spec.node_selector.items()
-    return any(
-        (since := node.ready_since) is not None and not facts.timers.pending(since + PATIENCE)
-        for node in facts.seen.nodes.values()
-        if labels <= node.metadata.labels.items()
-    )
 
 
 def still_kept_to(facts: Facts, wanted: Wanted) -> dict[str, int]:
