@@ -24,8 +24,8 @@ class PlanStatus(Status):
     """Workers wanted, by CapacityPool."""
     kept_to: dict[str, int] | None = None
     """By CapacityPool, where pods of workers cannot be made, as the API server refuses them or the job lacks something
-    else, or get no node of it, for a queue, a volume or their labels: of how many workers the job has the nodes. Those
-    of the others are left to other jobs until a pod is made, or may have one."""
+    else, or get no node of it, for a queue, a volume, or what they ask for: of how many workers the job has the nodes.
+    Those of the others are left to other jobs until a pod is made, or may have one."""
     parameter_servers: int | None = None
     """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
     finish_time: AwareDatetime | None = None
