@@ -80,17 +80,17 @@ class _Waits:
         self._has_none = cache(self._has_none_for)
 
     def are_in_vain(self, slot: Slot, pod: Pod) -> bool:
-        """Whether the pod has no node and, as far as is seen, never will."""
-        facts, wait = self._facts, self._facts.wait_of(slot, pod)
-        if wait in {None, Wait.SERVER, Wait.QUEUE}:
-            return wait is Wait.QUEUE
-        large = _LACKS in pod.unschedulable_words
-        if wait is not Wait.VOLUME and not large and not asks_for_others(pod):
+        """Whether the pod has no node and, as far as is seen, never will. Most that wait are told by their words."""
+        if pod.spec.node_name:
             return False
-        since = facts.asked_since(slot, slot.created_at or facts.now)
-        if facts.timers.pending(since + PATIENCE):
+        if pod.queued:
+            return True
+        facts, volume, large = self._facts, pod.misses_volume, _LACKS in pod.unschedulable_words
+        if not (volume or large or asks_for_others(pod)) or (not volume and facts.near_since is None):
             return False
-        if wait is Wait.VOLUME:
+        if facts.timers.pending(facts.asked_since(slot, slot.created_at or facts.now) + PATIENCE):
+            return False
+        if volume:
             return True
         return self._has_one(slot.pool) and (not large or self._has_none(slot.pool, pod.spec.requests))
 
