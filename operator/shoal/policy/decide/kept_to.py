@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING
 
 from shoal.api.amounts import Amounts, fits
@@ -76,8 +75,7 @@ class _Waits:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._has_one = cache(self._shows_a_node)
-        self._has_none = cache(self._has_none_for)
+        self._known: dict[tuple[str, Amounts | None], bool] = {}
 
     def are_in_vain(self, slot: Slot, pod: Pod) -> bool:
         """Whether the pod has no node and, as far as is seen, never will. Most that wait are told by their words."""
@@ -92,7 +90,12 @@ class _Waits:
             return False
         if volume:
             return True
-        return self._has_one(slot.pool) and (not large or self._has_none(slot.pool, pod.spec.requests))
+        alike = slot.pool, pod.spec.requests if large else None
+        if alike not in self._known:
+            self._known[alike] = self._shows_a_node(slot.pool) and (
+                not large or self._has_none_for(slot.pool, pod.spec.requests)
+            )
+        return self._known[alike]
 
     def _shows_a_node(self, pool: str) -> bool:
         """Whether it has had one for so long that the scheduler's words, of the whole cluster, are of it, too."""
