@@ -300,7 +300,7 @@ class SnapshotStore:
                 except SnapshotError as error:  # shards that do not read this file load this snapshot
                     text = f"snapshot {manifest.number}: {error}: skipped by shard {index} of {shards}"
                     self._published.tell(logging.ERROR, text)
-                    damage = damage or error
+                    damage = damage or SnapshotError(str(error))  # itself it keeps what was read in memory
                 else:
                     self._loaded = manifest.number
                     return (manifest, copy), damage
@@ -316,8 +316,8 @@ class SnapshotStore:
 
     def _check_unread(self, began: float) -> None:
         """`Unreachable` if files could not be read since then."""
-        for error in self._unread.since(began).values():
-            raise error
+        for why in self._unread.since(began).values():
+            raise Unreachable(why)
 
     def _answers(self, file: str) -> bool:
         """Whether a file that could not be read can be now, to its end: only then is anything loaded again for it."""

@@ -18,12 +18,15 @@ UNREAD_SECONDS, UNREAD_TRIES = 60.0, 3
 
 @dataclass
 class _Failing:
-    """A file that cannot be read: when the attempts at it began, when the last one ended, how many, and why."""
+    """A file that cannot be read: when the attempts at it began, when the last one ended, how many, and why.
+
+    In words: the error itself would keep in memory what the file was read into.
+    """
 
     since: float
     last: float
     tries: int
-    error: Unreachable
+    why: str
 
     @property
     def alone(self) -> bool:
@@ -61,13 +64,13 @@ class Unread:
         except Unreachable as error:
             failing = self._failing.get(file)
             if failing is None or (not failing.alone and began - failing.last > UNREAD_SECONDS):
-                failing = _Failing(began, began, 0, error)
-            failing = _Failing(failing.since, self._clock(), failing.tries + 1, error)
+                failing = _Failing(began, began, 0, "")
+            failing = _Failing(failing.since, self._clock(), failing.tries + 1, str(error))
             self._failing[file] = failing
             if not failing.alone:
                 raise
-            raise SnapshotError(f"{file} alone cannot be read: {error}") from error
+            raise SnapshotError(f"{file} alone cannot be read: {error}") from None
 
-    def since(self, time: float) -> dict[str, Unreachable]:
+    def since(self, time: float) -> dict[str, str]:
         """The files that could not be read from that time on, and why."""
-        return {file: failing.error for file, failing in self._failing.items() if failing.last >= time}
+        return {file: failing.why for file, failing in self._failing.items() if failing.last >= time}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 
+from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.ps.shard_bounds import bounds
+from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
@@ -53,3 +57,24 @@ def latest(store: SnapshotStore) -> Manifest | None:
     """The newest intact snapshot."""
     found = store.load_newest(0, 1)
     return None if found is None else found[0]
+
+
+class Alive:
+    """How many of the vectors that snapshots are read into are in memory, beside the shard's own: one fits."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._made: list[weakref.ref[Vector]] = []
+        self.most = 0
+        empty = shard_file.empty
+
+        def noted(size: int) -> Vector:
+            vector = empty(size)
+            self._made.append(weakref.ref(vector))
+            self.most = max(self.most, self.now)
+            return vector
+
+        patch.setattr(shard_file, "empty", noted)
+
+    @property
+    def now(self) -> int:
+        return sum(vector() is not None for vector in self._made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.snapshot.unread import UNREAD_SECONDS
 from tests.unit.trainer.ps.shards import Clock
-from tests.unit.trainer.snapshot.saving import save, shards
+from tests.unit.trainer.snapshot.saving import Alive, save, shards
 
 
 class Worn(LocalStorage):
@@ -73,6 +74,14 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize("file", ["part", "manifest"])
@@ -250,3 +259,29 @@ def test_older_snapshot_is_read_once_where_the_newer_one_still_fails(
     bench.storage.refuses = lambda each: each.endswith(bench.part(3))
     assert bench.tries(UNREAD_SECONDS + 10) == bench.saved[1]
     assert len(reads) == 1
+
+
+def test_nothing_of_what_a_file_was_read_into_stays_in_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it is waited for, nor once another snapshot is loaded instead: a parameter server has no room."""
+    alive = Alive(monkeypatch)
+    bench.storage.refuses = lambda each: each.endswith(bench.part(3))
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            bench.newest()
+        assert alive.now == 0
+    bench.clock.now += UNREAD_SECONDS / 2
+    assert bench.tries(UNREAD_SECONDS) == bench.saved[1]
+    assert (alive.now, alive.most) == (0, 1)
+
+
+def test_a_damaged_file_that_was_passed_over_is_not_kept_in_memory(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gc: None
+) -> None:
+    """Not even until the next full collection of garbage, which comes after the next snapshot."""
+    alive = Alive(monkeypatch)
+    damaged = tmp_path / "snapshots" / bench.part(3)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert bench.newest() == bench.saved[1]
+    assert (alive.now, alive.most) == (0, 1)
