@@ -83,7 +83,7 @@ class Rollback:
                 return
             if self._suspects(report):
                 raise _faulty(report)
-            found = self._store.load_newest(0, self._shard.shards)
+            found = self._find()
             if found is None or not found[0].ledger:
                 failed, because = self._snapshotter.trouble()
                 why = f": {because}" if because else ""
@@ -95,14 +95,11 @@ class Rollback:
                 if self._alone(report):
                     raise _faulty(report)
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to{why}. {ADVICE}")
-            manifest, copy = found
+            manifest, copy, newest = found
             if manifest.generation <= report.generation:  # older: the newer snapshots are damaged
-                before = manifest
-                if self._untrained(manifest) and (older := self._older(manifest)) is not None:
-                    manifest, copy = older
                 if self._void(report):  # training stopped while the snapshot was read
                     return
-                manifest = self._publish(manifest, before, report)
+                manifest = self._publish(manifest, newest, report)
             undone = self._apply(manifest, copy)
             self._reporters.append(report.slot)
             self._steps = self._coordinator.steps_by_slot()
@@ -205,6 +202,17 @@ class Rollback:
         steps = self._coordinator.steps_by_slot()
         others = any(steps[slot] > before.get(slot, 0) for slot in steps if slot != report.slot)
         return others and set(self._reporters) <= {report.slot}
+
+    def _find(self) -> tuple[Manifest, ShardCopy, Manifest] | None:
+        """The snapshot to return to, and the newest manifest; None if there is none.
+
+        Which one it is to be is known before it is read: the memory has room for one.
+        """
+        newest = next(self._store.manifests(), None)
+        if newest is not None and self._untrained(newest) and (older := self._older(newest)) is not None:
+            return *older, newest
+        found = self._store.load_newest(0, self._shard.shards)
+        return None if found is None else (*found, found[0])
 
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""

@@ -28,7 +28,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import Clock, pull_from, push_to
-from tests.unit.trainer.snapshot.saving import latest
+from tests.unit.trainer.snapshot.saving import Alive, latest
 from tests.unit.trainer.snapshot.test_unread import Worn
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -534,6 +534,17 @@ def test_snapshot_from_which_nothing_can_be_trained_gives_way_to_the_next_older_
         bench.diverge()
     with pytest.raises(UserError, match="rolled back 3 times"):
         bench.diverge()
+
+
+def test_rollback_past_a_snapshot_reads_no_other_beside_it(bench, monkeypatch):
+    """A parameter server has room for two models: the one that it trains, and the one that it returns to."""
+    snapshots_of_three(bench)
+    bench.diverge()
+    alive = Alive(monkeypatch)
+    for version in (2, 1, 1):  # there is no older one than the first
+        bench.diverge()
+        assert bench.shard.history.version == version
+    assert (alive.now, alive.most) == (0, 1)
 
 
 def test_job_that_trains_on_after_an_older_snapshot_returns_to_that_one(bench):
