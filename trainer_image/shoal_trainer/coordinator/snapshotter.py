@@ -10,8 +10,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_trainer.background import Background, Wish
@@ -33,6 +34,20 @@ IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 LEFT_OUT = "leftOut"
 """Key of a manifest's ledger beside it: the batches of these rollbacks, as segments."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a manifest says, and another one is taken if it would say anything else.
+
+    `version`: of shard 0. `ending`: whether training had ended. `missing`: the files of callbacks that the storage
+    lacked. `rollbacks`: those that led to these very parameters, as its ledger has them.
+    """
+
+    version: int = -1
+    ending: bool = False
+    missing: frozenset[str] = frozenset()
+    rollbacks: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Snapshotter(Background):
@@ -65,10 +80,8 @@ class Snapshotter(Background):
         self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
         """Held while a manifest is written."""
-        self._state: tuple[int, bool, frozenset[str]] = (-1, False, frozenset())
-        """The version of the last snapshot, whether training had ended, and which files of callbacks it lacks."""
-        self._of_rollback: dict[str, Any] = {}
-        """What the ledger of another snapshot of these same parameters says as well: the rollbacks that led to them."""
+        self._newest = _Said()
+        """By the newest manifest: an attempt that fails changes nothing of it."""
         self._published = 0
         self._tries_since: float | None = None
         self._logged = ""
@@ -101,26 +114,23 @@ class Snapshotter(Background):
         with self.taking:
             self.settle()
             with self._shard.lock:
-                tasks = _told(self._coordinator.record.tasks)
-                unchanged = (self._shard.history.version, *tasks) == self._state
-                if unchanged or self._coordinator.beginning.data_unknown:
+                said = self._would_say()
+                if said == self._newest or self._coordinator.beginning.data_unknown:
                     return None
             frozen: Callable[[], dict[str, Any]] = dict
 
             def cut() -> None:
-                nonlocal tasks, frozen
+                nonlocal said, frozen
                 frozen = self._coordinator.record.frozen()
-                tasks = _told(self._coordinator.record.tasks)
+                said = self._would_say()
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
-            if copy.version != self._state[0]:  # new parameters
-                self._of_rollback = {}
             files = self._write(number, copy)
             ledger = frozen()
             if ledger:  # even with one shard: their number may change between snapshots
-                ledger |= self._of_rollback | {"partial": self._reconciler.manifest_part(files)}
+                ledger |= {**said.rollbacks, "partial": self._reconciler.manifest_part(files)}
             manifest = Manifest(
                 number=number,
                 epoch=self._shard.epoch,
@@ -137,7 +147,7 @@ class Snapshotter(Background):
             with self._shard.lock:
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
-            self._state, self._published = (copy.version, *tasks), number
+            self._newest, self._published = said, number
             self._untidy = False
             self._prune()
             return self.last
@@ -148,13 +158,18 @@ class Snapshotter(Background):
         Call it before `start`, or while holding `taking`.
         """
         self.last = manifest
-        self._of_rollback = {
-            key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger
-        }
+        rollbacks = {key: manifest.ledger[key] for key in (IN_A_ROW, LEFT_OUT) if key in manifest.ledger}
         saved = Tasks()
         if manifest.ledger:
             saved.load(manifest.ledger["tasks"])
-        self._state = (version, *_told(saved))  # of files that were lost since, the next one tells
+        # Of files that were lost since, the next one tells.
+        self._newest = _Said(version, saved.ending, frozenset(saved.files.missing), rollbacks)
+
+    def _would_say(self) -> _Said:
+        """What a manifest of now would say. Under the shard's lock."""
+        version, tasks, newest = self._shard.history.version, self._coordinator.record.tasks, self._newest
+        rollbacks = newest.rollbacks if version == newest.version else {}  # none led to new parameters
+        return _Said(version, tasks.ending, frozenset(tasks.files.missing), rollbacks)
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
@@ -181,7 +196,7 @@ class Snapshotter(Background):
         As long as there are only copies of what the job was rolled back to, no older snapshot gives way to them: the
         next rollback may need it.
         """
-        retain = sys.maxsize if self._of_rollback else self._policy.retain
+        retain = sys.maxsize if self._newest.rollbacks else self._policy.retain
         try:
             self._store.prune(retain, self._shard.epoch)
         except (TrainerError, OSError) as error:
@@ -223,8 +238,3 @@ class Snapshotter(Background):
             log.warning("snapshots can be taken again")
         self._logged, self._tries_since = "", None
         return True
-
-
-def _told(tasks: Tasks) -> tuple[bool, frozenset[str]]:
-    """What a snapshot tells of these tasks, for which another one is taken although no push was applied."""
-    return tasks.ending, frozenset(tasks.files.missing)

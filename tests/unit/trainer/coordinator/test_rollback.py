@@ -16,7 +16,7 @@ from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat, Jo
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import IN_A_ROW, Snapshotter
-from shoal_trainer.errors import FaultyDevice, Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
@@ -606,6 +606,31 @@ def test_snapshot_that_fails_once_removes_none_that_a_rollback_needs(bench, monk
                 bench.snapshotter.take()
             assert bench.snapshotter.take() is not None
     assert versions == [4, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("process", ["same", "new"])
+@pytest.mark.parametrize("why", ["the storage refuses it", "the parameters are not finite"])
+def test_snapshot_of_new_parameters_that_fails_removes_none_that_a_rollback_needs(
+    bench, tmp_path, monkeypatch, why, process
+):
+    """What fails is no newer snapshot. A job that diverges at once fails to take each: it lost all good ones."""
+    snapshots_of_three(bench)
+    for attempt in (1, 2):
+        bench.diverge()
+        if process == "new":
+            bench = restarted(tmp_path, attempt)
+            bench.seq = 100 * attempt
+        bench.train()
+        if why == "the parameters are not finite":
+            bench.shard.model.parameters[0] = float("nan")
+
+        def refuse(_):
+            raise Unreachable("once")
+
+        with monkeypatch.context() as patched, pytest.raises((Unreachable, SnapshotError)):
+            patched.setattr(bench.store, "publish", refuse)
+            bench.snapshotter.take()
+    assert {manifest.shards[0].version for manifest in bench.store.manifests()} == {4, 2, 1}
 
 
 def test_attempts_that_failed_leave_nothing_after_a_rollback(bench, tmp_path, monkeypatch):
