@@ -3,7 +3,7 @@
 A storage that takes no files would hold up the callbacks, and training with them. So callbacks are done once their
 result is known: their worker sends the files later. If it is lost, so are these files, which is told; so it is where a
 snapshot is all that is left. Of each file the newest epoch that wrote it is kept: an older one never replaces it, and
-is not taken for it.
+is not taken for it. Nor does another one of the same epoch, once it is stored: callbacks that ran twice count once.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ class File:
     epoch: int
     worker: Worker | None = None
     lost: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is on its way to the storage."""
+        return self.worker is not None and self.lost is None
+
+
+NEVER = File(UNKNOWN, lost="")
+"""What is known of a name that nobody has said."""
 
 
 class CallbackFiles:
@@ -98,11 +107,13 @@ class CallbackFiles:
         """
         mine = {name: file for name, file in self._files.items() if file.worker == worker}
         self._change({n: File(f.epoch) for n, f in mine.items() if n not in waits and n not in given_up})
-        newer = {n for n, e in waits.items() if e != writes and n not in mine and self.epoch(n) > e}
+        newer = {n for n, e in waits.items() if e != writes and n not in mine and not self._gives_way(n, e)}
         # An earlier version drops all its copies with the first that is refused, and does not say so.
         follows = alone and self.sender in {None, worker} and newer <= set(told)
         lost = dict(given_up) if follows else {**given_up, **waits}
-        self._change({n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e)})
+        self._change(
+            {n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e, lost=True)}
+        )
         if follows:
             self._change({n: File(e, worker) for n, e in waits.items() if n not in newer})
         return follows
@@ -115,10 +126,9 @@ class CallbackFiles:
         """
         told = dict[str, File]()
         for name, why in names.items():
-            known, waits = self.epoch(name), not isinstance(self.missing.get(name, ""), str)
-            epoch = min(newest, written[name]) if name in written else known
-            stored = name in written and name not in self.missing  # by another worker: also of this epoch
-            if not waits and known + stored <= epoch:
+            said = name in written
+            epoch = min(newest, written[name]) if said else self.epoch(name)
+            if self._gives_way(name, epoch if said else epoch + 1):  # unsaid, it may be newer
                 told[name] = File(epoch, lost=why)
         self._change(told)
 
@@ -163,11 +173,17 @@ class CallbackFiles:
 
     def epoch(self, name: str) -> int:
         """Of the callbacks that wrote the newest file of this name, as far as is known."""
-        return self._files[name].epoch if name in self._files else UNKNOWN
+        return self._files.get(name, NEVER).epoch
 
-    def _gives_way(self, name: str, epoch: int) -> bool:
-        """Whether what is known of this name is older than a file of this epoch, and not on its way."""
-        return self.epoch(name) < epoch and isinstance(self.missing.get(name, ""), str)
+    def _gives_way(self, name: str, epoch: int, *, lost: bool = False) -> bool:
+        """Whether what is known of this name gives way to another worker's file of this epoch.
+
+        Not if it is on its way. In the same epoch what the storage has stays, as it is of the attempt that counted, and
+        so does what is known of a file that never comes if the other is `lost` as well.
+        """
+        known = self._files.get(name, NEVER)
+        stays = lost or known.lost is None
+        return not known.waits and known.epoch + stays <= epoch
 
     def _change(self, files: Mapping[str, File]) -> None:
         self._files.update(files)
