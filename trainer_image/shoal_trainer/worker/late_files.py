@@ -97,7 +97,7 @@ class LateFiles(Background):
             kept = {n: copy for n, copy in self.copies.items() if n in copies or n not in files}
             self.copies = {n: copies[n] for n in copies if n not in kept} | kept | copies
             earlier = {n: e for n, e in self.written.items() if n not in files}
-            self.written = earlier | dict.fromkeys(copies, epoch)
+            self.written = earlier | dict.fromkeys(files, epoch)
         self.wake()
 
     def _copied(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> dict[str, Path]:

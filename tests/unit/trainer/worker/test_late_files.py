@@ -1091,6 +1091,28 @@ def test_a_file_of_callbacks_that_the_disk_cannot_read_is_left_out_and_told(clus
     assert cluster.tasks.files.lacking == ""
 
 
+def test_a_worker_says_of_which_epoch_a_file_is_that_it_could_not_copy(cluster, monkeypatch):
+    """Else what another one has stored since is left out, whenever this one says so again."""
+    cluster.full = True
+    with monkeypatch.context() as patched:
+        copies_fail(patched, errno.EIO, "best_weights.npz")
+        cluster.epoch(best_weights__npz="1", log__csv="1")
+    cluster.full = False
+    cluster.send()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.planes[0], "join", lambda *_: None)
+        cluster.start()
+    cluster.service.coordinator.course.gathering.end()
+    cluster.call(cluster.train(1), slot=1, best_weights__npz="22")
+    cluster.planes[0].join({}, Wasted())
+    cluster.planes[1]._client.send(Leave(slot=1, incarnation=0))
+    for path in cluster.folder.iterdir():
+        path.unlink()
+    cluster.call(cluster.train(0))
+    assert cluster.tasks.files.lacking == ""
+    assert exported(cluster, 0) == b"22"
+
+
 def test_a_worker_says_of_which_epoch_a_file_is_that_it_leaves_out(cluster, monkeypatch):
     line = cluster.planes[0]._client
 
