@@ -60,6 +60,8 @@ from shoal_trainer.worker.work import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+UNREAD = 0, 0
+"""The size and time of what could not be read, which no file has: the next callbacks try it again."""
 
 
 class ControlPlane:
@@ -213,7 +215,7 @@ class ControlPlane:
         exports, sent, late = work.kind == "export", list[str](), dict[str, tuple[int, int]]()
         trouble = None if exports else self._late.trouble
         for name, path in files.items():
-            state = 0, 0  # which no file has
+            state = UNREAD
             try:
                 found = path.stat()  # before the upload, so that a later write is uploaded with the next task
                 state = found.st_size, found.st_mtime_ns
@@ -232,11 +234,11 @@ class ControlPlane:
                 if exports:
                     raise
                 self.leave_out(name, why_unread(error))
-                self._late.written[name] = work.epoch
+                self._late.written[name], state = work.epoch, UNREAD
             (self._uploaded if trouble is None else late)[name] = state
         if trouble is not None and late:
-            self._late.add({name: files[name] for name in late}, work.epoch, trouble)
-            self._uploaded |= late
+            taken = self._late.add({name: files[name] for name in late}, work.epoch, trouble)
+            self._uploaded |= {name: late[name] for name in taken}
         return tuple(sent)
 
     def uploaded(self, token: Token, name: str, path: Path, *, leaves_out: bool = True) -> bool:

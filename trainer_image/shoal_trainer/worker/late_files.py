@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -75,11 +75,11 @@ class LateFiles(Background):
         """Why files wait; None if there are none."""
         return self._trouble if self.copies else None
 
-    def add(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> None:
+    def add(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> Collection[str]:
         """Take copies of these files of this epoch, which replace those of an earlier one, and send them later.
 
-        Those that cannot be read are left out. Raises `trouble` if there is no room for them, or the coordinator is of
-        a version that does not wait for them.
+        Those that cannot be read are left out; returns the others. Raises `trouble` if there is no room for them, or
+        the coordinator is of a version that does not wait for them.
         """
         with self._lock:
             try:
@@ -99,6 +99,7 @@ class LateFiles(Background):
             earlier = {n: e for n, e in self.written.items() if n not in files}
             self.written = earlier | dict.fromkeys(files, epoch)
         self.wake()
+        return copies.keys()
 
     def _copied(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> dict[str, Path]:
         """Copies of the files that can be read, once the coordinator knows of them: all or none."""
