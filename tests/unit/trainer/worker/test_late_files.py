@@ -880,6 +880,31 @@ def test_a_copy_that_stays_unreadable_holds_up_no_other_whatever_the_error(clust
     assert "logs/a is left out" in cluster.tasks.files.lacking
 
 
+def test_files_that_were_stored_by_the_time_their_worker_leaves_are_not_told_as_lost(cluster):
+    """One word is said for several files. The word for these is of before they were sent."""
+    cluster.full = True
+    cluster.epoch(best_weights__npz="1", **{f"{n}__keras": "x" for n in range(40)})
+    cluster.full = False
+    late = cluster.planes[0]._late
+    for name, copy in late._next():
+        late._send_one(name, copy)
+    stored = {f"logs/{name}" for name in cluster.stored()}
+    assert len(stored) == 3
+    cluster.planes[0].leave(Wasted())
+    assert cluster.tasks.files.missing == dict.fromkeys(late.copies, "")
+    assert len(late.copies) == 41 - 3
+
+
+def test_a_worker_whose_files_are_all_told_says_no_further_word_as_it_leaves(cluster):
+    cluster.full = True
+    cluster.epoch(a="1")
+    line = cluster.planes[0]._client
+    words = len(line.said)
+    cluster.planes[0].leave(Wasted())
+    assert len(line.said) == words
+    assert cluster.tasks.files.missing == {"logs/a": ""}
+
+
 def test_a_word_that_a_later_one_overtook_holds_up_no_export(cluster):
     """Its worker gave it up, and the network had it still. All tasks were that worker's from then on, for ever."""
     cluster.full = True
