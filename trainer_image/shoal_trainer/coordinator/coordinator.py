@@ -219,10 +219,16 @@ class Coordinator:
                 self.course.snapshot_soon()
 
     def sends_later(self, worker: Worker, name: str) -> bool:
-        """Whether this worker may send this file of callbacks that are done."""
+        """Whether this worker may send this file of callbacks that are done.
+
+        `Unreachable`, and no refusal, before it has told this process which come: it may know better than a snapshot.
+        """
         with self.lock:
-            self._contact(worker)
-            return self.record.tasks.files.missing.get(name) == worker
+            member = self._contact(worker)
+            may = self.record.tasks.files.missing.get(name) == worker
+            if not may and member.word_number == 0:
+                raise Unreachable("this worker has not said yet which files come later")
+            return may
 
     def lacks(self, name: str) -> bool:
         """Whether the storage does not have this file of callbacks as it was written last."""

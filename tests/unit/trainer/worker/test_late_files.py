@@ -920,6 +920,26 @@ def test_a_word_that_a_later_one_overtook_holds_up_no_export(cluster):
     assert cluster.work(0).task == "export"
 
 
+def test_a_copy_that_reaches_a_new_parameter_server_before_its_workers_word_waits_for_it(
+    cluster, monkeypatch
+):
+    """A snapshot says that the file comes, and not whether it still does. The copy was deleted as if others had it."""
+    cluster.full = True
+    cluster.epoch(best_weights__npz="1")
+    cluster.full = False
+    late = cluster.planes[0]._late
+    (waiting,) = late._next()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.planes[0], "join", lambda *_: None)
+        cluster.start()
+    with pytest.raises(Unreachable, match="has not said"):
+        late._send_one(*waiting)
+    cluster.planes[0].join({}, Wasted())
+    cluster.send()
+    assert cluster.stored() == {"best_weights.npz": "1"}
+    assert cluster.tasks.files.missing == {}
+
+
 def test_a_word_that_a_later_one_overtook_loses_no_files(cluster, monkeypatch):
     cluster.full = True
     cluster.epoch(best__keras="1")
