@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from shoal_trainer.errors import SnapshotError, Unreachable
 from shoal_trainer.snapshot import claims
@@ -28,13 +28,17 @@ class Pruner:
         self._tidy: set[str] = set()
         """The folders in which is nothing but what manifests name."""
 
-    def prune(self, retain: int, epoch: int, loaded: int | None) -> None:
-        """Remove all but the newest `retain` snapshots and the one that is `loaded`; see `SnapshotStore.prune`."""
+    def prune(self, retain: int, epoch: int, loaded: int | None, unsound: Set[int] = frozenset()) -> None:
+        """Remove all but the newest `retain` snapshots and the one that is `loaded`; see `SnapshotStore.prune`.
+
+        `unsound`: those that are removed first.
+        """
         names = self._storage.names(FOLDER)
         if claims.highest(names).get(0, 0) > epoch:
             return
         numbers = self._published.among(names)
-        keep = [*(n for n in numbers[: -max(1, retain)] if n == loaded), *numbers[-max(1, retain) :]]
+        sound = [number for number in numbers if number not in unsound]
+        keep = [*(n for n in sound[: -max(1, retain)] if n == loaded), *sound[-max(1, retain) :]]
         doomed = [*claims.outdated(names), *(file_of(number) for number in numbers if number not in keep)]
         cannot: list[Unreachable] = []
         with contextlib.suppress(SnapshotError):  # until an unreadable manifest is removed, all files stay

@@ -58,6 +58,10 @@ class SnapshotStore:
         """When the last bytes went into a shard's file; None: none is being written."""
         self._loaded: int | None = None
         """The number of the snapshot that was loaded, until one is published here: newer ones may be damaged."""
+        self._skipped: set[int] = set()
+        """The numbers of those that could not be loaded when they were last tried."""
+        self._behind = frozenset[int]()
+        """Those of them that are older than one that was published here: nobody needs them."""
         self._unread = Unread(clock)
         self._published = Published(storage, self._unread)
         self._pruner = Pruner(storage, self._published)
@@ -163,7 +167,7 @@ class SnapshotStore:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._published.create(manifest):
-                self._loaded = None
+                self._loaded, self._behind = None, frozenset(self._skipped)
                 return manifest
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
@@ -173,9 +177,10 @@ class SnapshotStore:
 
         Call it at this `epoch` of PS 0: what no manifest names then is of attempts that failed, also of servers that
         died. A newer epoch may be writing such files: it removes them. The snapshot that was loaded stays until one is
-        published here. `Unreachable`, without a name, if something cannot be removed: it is tried again after all else.
+        published here; then what was newer, and could not be loaded, is none of those that stay. `Unreachable`, without
+        a name, if something cannot be removed: it is tried again after all else.
         """
-        self._pruner.prune(retain, epoch, self._loaded)
+        self._pruner.prune(retain, epoch, self._loaded, self._behind)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -300,9 +305,11 @@ class SnapshotStore:
                 except SnapshotError as error:  # shards that do not read this file load this snapshot
                     text = f"snapshot {manifest.number}: {error}: skipped by shard {index} of {shards}"
                     self._published.tell(logging.ERROR, text)
+                    self._skipped.add(manifest.number)
                     damage = damage or SnapshotError(str(error))  # itself it keeps what was read in memory
                 else:
                     self._loaded = manifest.number
+                    self._skipped.discard(manifest.number)
                     return (manifest, copy), damage
             if self.next_number() == number:
                 return None, damage

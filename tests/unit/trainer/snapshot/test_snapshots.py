@@ -127,6 +127,25 @@ def test_prune_keeps_the_newest_snapshots(storage: Storage) -> None:
     assert store.load_newest(0, 1) is not None
 
 
+def test_prune_counts_no_snapshot_that_could_not_be_loaded(local: SnapshotStore, tmp_path: Path) -> None:
+    """Nor removes one for it, as long as there is nothing newer that can be."""
+    (shard,) = shards(1, pushes=1)
+    saved = [save(local, [shard]) for _ in range(4)]
+    for damaged in saved[1:]:
+        (tmp_path / "snapshots" / damaged.shards[0].file).write_bytes(b"damaged")
+    store = SnapshotStore(LocalStorage(tmp_path))
+    assert latest(store) == saved[0]
+
+    def kept() -> list[int]:
+        store.prune(3, 0)
+        return [manifest.number for manifest in store.manifests()]
+
+    assert kept() == [4, 3, 2, 1]
+    for numbers in ([5, 1], [6, 5, 1], [7, 6, 5]):
+        save(store, [shard])
+        assert kept() == numbers
+
+
 @pytest.mark.parametrize("damage", ["bit", "short", "long", "absent", "manifest", "half manifest", "empty"])
 def test_damaged_snapshot_is_skipped_and_logged(
     local: SnapshotStore, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
