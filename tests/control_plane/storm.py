@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dev.cluster import ControlPlane
 from dev.kube import ApiError, Json, Kube, tolerant
 from shoal.policy.facts.read import NODES_HEARD_WITHIN
+from tests import belongings
 from tests.control_plane.installed import install_account, user_of
 from tests.control_plane.operators import Job, OperatorProcess, eventually
 from tests.control_plane.witness import SLACK, Witness, utc_now
@@ -375,14 +376,17 @@ class Storm:
 
     async def _wrong(self) -> list[str]:
         """What is not as specified."""
-        wrong = [f"orphan: {each}" for each in await self._orphans()]
+        found = {kind: await self._of_jobs(kind) for kind in ("pods", *belongings.KINDS)}
+        wrong = [f"orphan: {each}" for each in self._orphans(found)]
         if (
             missed := self._missed(await self.steady.status())
         ) > 0:  # pods are replaced before a loss is written
             wrong.append(f"{missed} losses are not counted yet")
         wanted = ((self.steady, WORKERS, SERVERS), (self.edited, BASE["workers"]["replicas"], 1))
         for job, workers, servers in wanted:
-            status = await job.status()
+            seen = await job.get()
+            status = seen.get("status") or {}
+            wrong += [f"{job.name}: {words}" for words in belongings.lacking(seen, found["pods"], found)]
             ready = [(status.get(role) or {}).get("ready") for role in ("workers", "parameterServers")]
             if ready != [workers, servers]:
                 wrong.append(f"{job.name}: ready {ready}, {status.get('conditions')}")
@@ -396,17 +400,19 @@ class Storm:
                 wrong.append(f"{job.name}: still ending {ending}")
         return wrong
 
-    async def _orphans(self) -> list[str]:
+    async def _of_jobs(self, kind: str) -> list[Json]:
+        group = "apis/policy/v1" if kind == "poddisruptionbudgets" else "api/v1"
+        path = f"/{group}/namespaces/{self.home}/{kind}"
+        return list((await self.kube.get(path, labelSelector="shoal.dev/job"))["items"])
+
+    def _orphans(self, found: Mapping[str, Sequence[Json]]) -> list[str]:
         """Objects of jobs that are no longer there."""
-        found = []
-        for collection in ("api/v1/{}/pods", "api/v1/{}/services", "api/v1/{}/secrets",
-                           "apis/policy/v1/{}/poddisruptionbudgets"):  # fmt: skip
-            path = "/" + collection.format(f"namespaces/{self.home}")
-            for each in (await self.kube.get(path, labelSelector="shoal.dev/job"))["items"]:
-                owners = [owner["uid"] for owner in each["metadata"].get("ownerReferences", [])]
-                if not any(uid in self.witness.jobs for uid in owners):
-                    found.append(f"{collection} {each['metadata']['name']}")
-        return found
+        return [
+            f"{kind} {each['metadata']['name']}"
+            for kind, objects in found.items()
+            for each in objects
+            if not any(o["uid"] in self.witness.jobs for o in each["metadata"].get("ownerReferences", []))
+        ]
 
     def _missed(self, status: Json) -> int:
         """How many certain losses `steady` has not counted."""

@@ -180,6 +180,7 @@ async def eventful_life(world: World) -> None:
             and status.restarts.disruptions == disruptions
             and status.parameter_servers.restarts == restarts
             and status.observed_generation == world.job().metadata.generation
+            and not world.lacking()
         )
 
     await world.until(lambda: ready(3), 200, "three workers run")
@@ -212,7 +213,8 @@ async def queued_life(world: World) -> None:
     def runs() -> bool:
         status = world.job().status
         settled = status.observed_generation == world.job().metadata.generation and kueue.is_told_ready()
-        return settled and (status.parameter_servers.ready, status.workers.ready) == (1, 3)
+        whole = (status.parameter_servers.ready, status.workers.ready) == (1, 3) and not world.lacking()
+        return settled and whole
 
     def waits(reason: str = "Queued") -> bool:
         return not world.server.all("pods") and world.job().status.reason == reason
@@ -276,6 +278,7 @@ async def pooled_life(world: World) -> None:
             and (status.workers.ready, status.parameter_servers.ready) == (3, 1)
             and (status.restarts.disruptions, status.parameter_servers.restarts) == (disruptions, restarts)
             and status.observed_generation == world.job().metadata.generation
+            and not world.lacking()
         )
 
     await world.until(lambda: runs(2, 1), 200, "three workers run")

@@ -130,10 +130,11 @@ class Chaos:
             if self.kueue:
                 self.kueue.room = True
             await asyncio.sleep(20)
-            end = now() + FAULTY_SECONDS
+            end, lost = now() + FAULTY_SECONDS, False
             while now() < end:
                 await asyncio.sleep(self.chance.uniform(2, 15))
                 await self._something()
+                lost = lost or (now() > end - FAULTY_SECONDS / 2 and self._lose_server())
             await self._clear()
             await self._as_specified()
         assert not self.judge.broken, "\n".join([*self.judge.broken[:10], *self.told])
@@ -244,6 +245,15 @@ class Chaos:
             case _:
                 await self._people(what)
 
+    def _lose_server(self) -> bool:
+        """The machine of a server that works loses its power, if there is one: chance alone rarely strikes it."""
+        servers = [p for p in self.world.cluster.processes.values() if p.runs and p.role == "ps"]
+        if not servers or len(self.world.cluster.machines) <= 9:
+            return False
+        self.told.append(f"{now():.1f} server {servers[0].machine.name}")
+        self.world.cluster.kill(servers[0].machine.name)
+        return True
+
     async def _people(self, what: str) -> None:
         """What users, the platform's team and the queue do."""
         world, chance = self.world, self.chance
@@ -310,6 +320,7 @@ class Chaos:
                 and len(places) == len(set(places)) == workers + self.shards
                 and {f"digits-ps-{shard}" for shard in range(self.shards)} < set(places)
                 and not any("deletionTimestamp" in p["metadata"] for p in pods)
+                and not world.lacking()
             )
 
         def pools_are_read() -> bool:
@@ -326,6 +337,7 @@ class Chaos:
         await asyncio.sleep(60)
         writes = sum(1 for s in world.server.sent[sent:] if s.key[0] not in {"leases"})
         assert writes <= QUIET_WRITES, f"{writes} writes in {now() - began:.0f} quiet seconds"
+        assert right(), world.tell()
         for run in world.trainers.runs.values():
             run.done = run.truth.samples
         await world.until(lambda: world.job().status.finished, 120, "the end")

@@ -14,9 +14,10 @@ from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.policy.model import Images
 from shoal.process.operator import Operator
 from shoal.process.settings import Settings
+from tests import belongings
 from tests.virtual.cluster import SPOT, STEP_SECONDS, Cluster, Machine
 from tests.virtual.loop import now, wall
-from tests.virtual.server import ApiServer, Client, Faults, Json
+from tests.virtual.server import ApiServer, Client, Faults, Json, Key
 from tests.virtual.trainer import Trainers, Truth
 
 GROUP = "shoal.dev/v1alpha1"
@@ -249,6 +250,13 @@ class World:
             "jobs": {job["metadata"]["name"]: digest_of(job) for job in self.server.all("trainingjobs")},
         }
 
+    def lacking(self, name: str = "digits", namespace: str = "team") -> list[str]:
+        """What a job that runs does not have beside its pods."""
+        found = {kind: self.server.all(kind) for kind in belongings.KINDS}
+        return belongings.lacking(
+            self.server.objects["trainingjobs", namespace, name], self.server.all("pods"), found
+        )
+
     def tell(self) -> str:
         """For people."""
         pods = [
@@ -262,7 +270,11 @@ class World:
         ]
         jobs = [str(digest_of(job)) for job in self.server.all("trainingjobs")]
         leads = [replica.name for replica in self.replicas if replica.leads]
-        return "\n".join([f"at {now():.1f}, leading: {leads}", *nodes, *pods, *jobs])
+        lacking = [words for _, ns, name in self._jobs() for words in self.lacking(name, ns)]
+        return "\n".join([f"at {now():.1f}, leading: {leads}", *nodes, *pods, *jobs, *lacking])
+
+    def _jobs(self) -> list[Key]:
+        return [key for key in self.server.objects if key[0] == "trainingjobs"]
 
     def writes(self) -> Counter[str]:
         """Writes by kind of object, without Leases and events."""
