@@ -149,12 +149,21 @@ class OperatorProcess:
 
     async def pause(self, seconds: float) -> None:
         """SIGSTOP for a while, as a machine that hangs."""
+        async with self.hanging():
+            await asyncio.sleep(seconds)
+
+    @contextlib.asynccontextmanager
+    async def hanging(self) -> AsyncIterator[None]:
+        """SIGSTOP meanwhile."""
         process = self._process
         assert process is not None
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(seconds)
-            process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> int:
         """Send SIGTERM; returns the exit code."""

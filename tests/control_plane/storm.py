@@ -62,7 +62,7 @@ class Force:
     """All nodes: longer than the patience with one, at least where workers are on it."""
 
 
-LIGHT = Force(0.1, (0.05, 0.4), (0.3, 1.5), (0.3, 1.5), (2.0, 3.0), (0.3, 1.0), (0.5, 1.5), (8.0, 9.0))
+LIGHT = Force(0.1, (0.05, 0.4), (0.3, 1.5), (0.3, 1.5), (2.0, 3.0), (0.3, 1.0), (0.5, 1.5), (6.5, 7.5))
 HEAVY = Force(
     0.08, (0.3, 3.0), (5.0, 25.0), (2.0, 15.0), (60.0, 60.0), (3.0, 15.0), (5.0, 20.0), (12.0, 40.0)
 )
@@ -185,6 +185,7 @@ class Storm:
         self._compare(status["restarts"], status["parameterServers"]["restarts"])
         before = self._written()
         await asyncio.sleep(quiet_seconds)
+        self.witness.settle()
         count = self._written() - before
         assert count <= QUIET_WRITES, f"{count} writes in {quiet_seconds:.0f} s"
         assert not (broken := self.witness.judge()), "\n".join(broken)
@@ -218,6 +219,22 @@ class Storm:
         """The leader hangs, in a long pause until the other one leads, and goes on."""
         if (leader := self._leader()) is not None:
             await leader.pause(self.chance.uniform(*self.force.pause))
+
+    async def _takeover(self) -> None:
+        """The leader hangs until the other one leads, a pod is lost meanwhile, and it wakes beside its successor."""
+
+        async def leads() -> OperatorProcess | None:
+            return self._leader()
+
+        async def another_leads() -> bool:
+            return self.witness.leader not in {"", before}
+
+        leader: OperatorProcess = await eventually(leads, START_SECONDS, "a replica leads")
+        before = self.witness.leader
+        async with leader.hanging():
+            await self._lose()
+            await eventually(another_leads, START_SECONDS, f"another one than {before} leads")
+        await self._last(self.force.pause)
 
     async def _partition(self) -> None:
         """The leader reaches nothing, and the other one does."""

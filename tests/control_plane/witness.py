@@ -11,6 +11,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -21,7 +22,9 @@ from dev.kube import ApiError, Json, Kube
 SLACK = dt.timedelta(seconds=3)
 """Between the audit log, the watches and the clocks of processes of one busy machine."""
 AFTERMATH = dt.timedelta(seconds=90)
-"""How long after the trouble of a node, or after its end, the operator may act on it."""
+"""How long after the trouble of a node, or after its end, the operator may act on it..."""
+SETTLED = dt.timedelta(seconds=10)
+"""... and after the world was found as specified: a deaf watch may end so late."""
 COUNTERS = ("failures", "disruptions", "withdrawn", "excused")
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 JOBS = "/apis/shoal.dev/v1alpha1/trainingjobs"
@@ -38,10 +41,17 @@ class Span:
 
     since: dt.datetime
     until: dt.datetime | None = None
+    over: dt.datetime | None = None
+    """When nobody acts on it any more."""
+
+    def end(self) -> None:
+        """It holds no longer."""
+        self.until = utc_now()
+        self.over = self.until + AFTERMATH
 
     def near(self, at: dt.datetime) -> bool:
         """Whether a time is in it, or shortly after it."""
-        return self.since - SLACK <= at and (self.until is None or at <= self.until + AFTERMATH)
+        return self.since - SLACK <= at and (self.over is None or at <= self.over)
 
 
 @dataclass
@@ -56,7 +66,13 @@ class Spans:
         if holds and (last is None or last.until is not None):
             self.spans.append(Span(utc_now()))
         elif not holds and last is not None and last.until is None:
-            last.until = utc_now()
+            last.end()
+
+    def settle(self) -> None:
+        """Whoever acts on what held has done so."""
+        for span in self.spans:
+            if span.over is not None:
+                span.over = min(span.over, utc_now() + SETTLED)
 
     def near(self, at: dt.datetime) -> bool:
         """Whether it held then, or shortly before."""
@@ -127,6 +143,22 @@ class Witness:
     def leader(self) -> str:
         """Who holds the Lease; empty if nobody does."""
         return self._tenures[-1][1] if self._tenures else ""
+
+    @property
+    def holders(self) -> set[str]:
+        """Who ever held the Lease."""
+        return {holder for _, holder in self._tenures if holder}
+
+    @property
+    def takeovers(self) -> int:
+        """How often a replica took the Lease that another one had not given back."""
+        holders = [holder for _, holder in self._tenures]
+        return sum(bool(before and after) for before, after in pairwise(holders))
+
+    def settle(self) -> None:
+        """The world is as specified: the trouble of nodes that was is no longer acted on."""
+        for node in self._nodes.values():
+            node.settle()
 
     def bindings(self, job: str) -> Iterator[tuple[str, str, dt.datetime]]:
         """Of every pod of a job that ever was: its uid, its node, and when it was bound to it."""

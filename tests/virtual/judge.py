@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shoal.policy.decide.members import UNWANTED
+from shoal.policy.facts.blip import NEARLY_ALL
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now
 from tests.virtual.server import Json
@@ -61,13 +62,19 @@ class Judge:
         if process is None or not wanted or not process.runs or name in self.given_up:
             return
         machine = process.machine
-        healthy = machine.powered and machine.connected and machine.leaves_at is None
+        heard = machine.connected and machine.unheard_since is None
+        healthy = machine.powered and machine.leaves_at is None and (heard or self._nearly_all_are_silent())
         newer = any(
             p.role == "ps" and p.index == process.index and p.incarnation > process.incarnation and p.runs
             for p in world.cluster.processes.values()
         )
-        if healthy and machine.unheard_since is None and not newer:
+        if healthy and not newer:
             self.broken.append(f"healthy server {name} deleted at {at}")
+
+    def _nearly_all_are_silent(self) -> bool:
+        """Then it is not the machines: who is away is the API server."""
+        machines = [each for each in self.world.cluster.machines.values() if each.powered]
+        return sum(not each.connected for each in machines) > NEARLY_ALL * len(machines)
 
 
 def _finished(job: Json) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.cluster import SPOT, Machine, Process
 from tests.virtual.judge import Judge
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
@@ -112,6 +112,13 @@ class Chaos:
         self.kueue = Kueue(self.world, strict=False) if queued else None
         self.judge = Judge(self.world, self.kueue)
         self.told: list[str] = []
+        self.deaf_until = 0.0
+        """The operator reaches no coordinator until then, so that nothing else tells it that pods work on."""
+        self.world.trainers.deaf = lambda _uid: now() < self.deaf_until
+        self.struck: dict[str, set[str]] = {}
+        """Uids of the workers to whom something happened that may count as a disruption, by their job's..."""
+        self.crashed: dict[str, set[str]] = {}
+        """... and of those that failed."""
 
     async def play(self) -> None:
         world = self.world
@@ -207,11 +214,15 @@ class Chaos:
                     replica.past = version, chance.uniform(1.0, 20.0), kind
                 asyncio.get_running_loop().call_later(2.0, replica.start)
             case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
+                self._strike(self.struck, self._workers_on(machine))
                 world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)
             case "blip":
+                self._strike(self.struck, self._workers_on(machine))
                 await self._away([machine.name], chance.uniform(5, 60))
-            case "all":
-                await self._away([m.name for m in machines], chance.uniform(30, 90))
+            case "all":  # no loss, whether or not their coordinator is heard
+                seconds = chance.uniform(30, 90)
+                self.deaf_until = now() + seconds * (len(self.told) % 2)
+                await self._away([m.name for m in machines], seconds)
             case "cut" | "freeze":
                 for watch in world.server.watches:
                     if chance.random() < 0.5 and what == "cut":
@@ -223,9 +234,11 @@ class Chaos:
             case "crash" | "hang":
                 running = [p for p in world.cluster.processes.values() if p.runs and p.role == "worker"]
                 if running and what == "crash":
-                    world.cluster.crash(chance.choice(running), 1)
+                    self._strike(self.crashed, [process := chance.choice(running)])
+                    world.cluster.crash(process, 1)
                 elif running:
-                    chance.choice(running).extra["hangs_until"] = now() + chance.uniform(3, 40)
+                    self._strike(self.struck, [process := chance.choice(running)])
+                    process.extra["hangs_until"] = now() + chance.uniform(3, 40)
             case "deny":
                 self.weather.denied = chance.choice(
                     [
@@ -241,7 +254,7 @@ class Chaos:
             case "unstored":
                 self.weather.unstored_until = now() + chance.choice([10.0, 60.0, 120.0])
             case "force" if pods := world.server.all("pods"):
-                world.server.delete(("pods", "team", chance.choice(pods)["metadata"]["name"]), 0)
+                self._force(chance.choice(pods)["metadata"])
             case _:
                 await self._people(what)
 
@@ -251,8 +264,24 @@ class Chaos:
         if not servers or len(self.world.cluster.machines) <= 9:
             return False
         self.told.append(f"{now():.1f} server {servers[0].machine.name}")
+        self._strike(self.struck, self._workers_on(servers[0].machine))
         self.world.cluster.kill(servers[0].machine.name)
         return True
+
+    def _force(self, meta: Json) -> None:
+        if meta["labels"]["shoal.dev/role"] == "worker":
+            self.struck.setdefault(meta["ownerReferences"][0]["uid"], set()).add(meta["uid"])
+        self.world.server.delete(("pods", "team", meta["name"]), 0)
+
+    def _workers_on(self, machine: Machine) -> list[Process]:
+        return [
+            p for p in self.world.cluster.processes.values() if p.machine is machine and p.role == "worker"
+        ]
+
+    @staticmethod
+    def _strike(whom: dict[str, set[str]], processes: list[Process]) -> None:
+        for process in processes:
+            whom.setdefault(process.job, set()).add(process.uid)
 
     async def _people(self, what: str) -> None:
         """What users, the platform's team and the queue do."""
@@ -338,9 +367,18 @@ class Chaos:
         writes = sum(1 for s in world.server.sent[sent:] if s.key[0] not in {"leases"})
         assert writes <= QUIET_WRITES, f"{writes} writes in {now() - began:.0f} quiet seconds"
         assert right(), world.tell()
+        self._compare()
         for run in world.trainers.runs.values():
             run.done = run.truth.samples
         await world.until(lambda: world.job().status.finished, 120, "the end")
+
+    def _compare(self) -> None:
+        """No loss is counted that was none, or twice."""
+        uid, restarts = self.world.job().metadata.uid, self.world.job().status.restarts
+        struck, crashed = self.struck.get(uid, set()), self.crashed.get(uid, set())
+        words = f"{restarts} after {len(struck)} and {len(crashed)} failures\n" + "\n".join(self.told)
+        assert restarts.failures <= len(crashed), words
+        assert restarts.failures + restarts.disruptions <= len(struck | crashed), words
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))

@@ -156,3 +156,26 @@ def test_an_incarnation_that_is_used_twice(scene: Scene) -> None:
     scene.witness.pods.clear()
     scene.pod(0, uid="second")
     assert scene.witness.judge() == ["pod digits-ps-0-0 of one job was created twice"]
+
+
+def test_a_lease_that_is_taken_is_told_from_one_that_was_given_back(scene: Scene) -> None:
+    for holder in ("", "b", "b", ""):
+        scene.lease(holder)
+    assert (scene.witness.takeovers, scene.witness.holders) == (0, {"a", "b"})
+    scene.lease("a")
+    scene.lease("b")
+    assert scene.witness.takeovers == 1
+
+
+def test_a_node_that_was_not_heard_explains_nothing_once_the_world_was_as_specified(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.node("Unknown")
+    scene.witness.settle()
+    assert scene.witness.troubled("safe-1")
+    scene.node("True")
+    assert scene.witness.troubled("safe-1")
+    scene.witness.settle()
+    later = utc_now() + dt.timedelta(seconds=11)
+    monkeypatch.setattr("tests.control_plane.witness.utc_now", lambda: later)
+    assert not scene.witness.troubled("safe-1")
