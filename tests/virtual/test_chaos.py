@@ -171,9 +171,10 @@ class Chaos:
         return {"replicas": replicas, "minReplicas": 1, "maxReplicas": 6, "maxSurge": 1, **pools}
 
     def _lag(self, watch: Watch, change: Change) -> float:
-        if self.weather.share and self.chance.random() < 0.03:
-            return self.chance.uniform(0.5, 20.0)
-        return 0.0
+        late = self.chance.uniform(0.5, 20.0) if self.weather.share and self.chance.random() < 0.03 else 0.0
+        # Of nodes that fall silent together, a watch that stops in their midst shows few: without the coordinators
+        # nobody could know that it is all.
+        return 0.0 if change.key[0] == "nodes" and now() < self.deaf_until else late
 
     async def _something(self) -> None:
         world, chance = self.world, self.chance
