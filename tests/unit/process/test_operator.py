@@ -146,6 +146,41 @@ async def test_its_writes_end_with_the_lease() -> None:
 
 
 @pytest.mark.looptime
+async def test_all_its_requests_but_the_lease_s_wait_after_one_was_told_to_come_later() -> None:
+    """There is one limiter: what is read, decided and told asks no server that sheds load."""
+    cluster = EmptyCluster(jobs=NO_OBJECTS)
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(cluster, settings, UnreachableCoordinator())
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(60)
+    asked: set[tuple[str, str]] = set()
+    shed = asyncio.Event()
+
+    def answer(method: str, path: str) -> Unavailable | None:
+        if "/leases" in path:
+            return None
+        if not shed.is_set() and path.endswith("/events"):
+            shed.set()
+            return Unavailable("429 too many requests", retry_after=7.0)
+        if shed.is_set():
+            asked.add((method, path.rpartition("/")[2]))
+        return None
+
+    cluster.fault = answer
+    operator.recorder.record(build.job(), [Event("Normal", "One", "never told")])
+    await shed.wait()
+    operator.recorder.record(build.job(), [Event("Normal", "Two", "told later")])
+    add_job(operator, 1)
+    operator._reflectors["pods"].request_refresh()
+    await asyncio.sleep(6.9)
+    assert asked == set()
+    await asyncio.sleep(5)
+    assert asked >= {("POST", "events"), ("POST", "secrets"), ("GET", "pods")}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize(("seconds", "outage"), [(3600, True), (5, False)])
 async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
     seconds: int, outage: bool
