@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import random
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -450,6 +451,22 @@ async def test_what_to_change_is_told_with_what_a_server_waits_for_and_not_who_w
     )
     assert "123456789012" not in str(told.value)
     assert 'on resource: "arn:…" because' in str(told.value)
+
+
+async def test_coordinators_that_never_answer_hold_up_no_other_one(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """B15: there is nothing that they share."""
+    made, hole = job_credentials(KEY, "u"), "127.0.0.98"
+    with socket.create_server((hole, CONTROL_PORT), backlog=256):  # the kernel connects, and nobody answers
+        async with serving(tmp_path, "u") as address:
+            tasks = [asyncio.create_task(coordinator.read(endpoint(str(n), hole, made))) for n in range(200)]
+            await asyncio.sleep(0)
+            assert (await coordinator.read(endpoint("u", address, made))).step == 3
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:

@@ -13,7 +13,13 @@ from shoal.errors import Unavailable
 from shoal.policy.decide.records import DONE_PATIENCE
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.telemetry.coordinator import TIMEOUT_SECONDS, Endpoint, NoReport
-from shoal.telemetry.poller import SLOWEST_POLL_SECONDS, STALE_SECONDS, TICK_SECONDS, Poller
+from shoal.telemetry.poller import (
+    POLLS_PER_SECOND,
+    SLOWEST_POLL_SECONDS,
+    STALE_SECONDS,
+    TICK_SECONDS,
+    Poller,
+)
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
 pytestmark = pytest.mark.looptime
@@ -214,6 +220,28 @@ async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled
     await asyncio.sleep(60)
     assert len(coordinator.requests) <= 60 * 80
     assert coordinator.requests.count("0") >= 28
+    await poller.close()
+
+
+async def test_coordinators_that_hang_hold_up_no_other_one() -> None:
+    """B15: they waited for the same few places."""
+
+    class Hanging(Coordinator):
+        async def read(self, endpoint: Endpoint) -> StatusReport:
+            if endpoint.job_uid == "well":
+                return report(1)
+            await asyncio.sleep(TIMEOUT_SECONDS)
+            raise Unavailable("timed out")
+
+    poller = Poller(Hanging())
+    for uid in (*map(str, range(200)), "well"):
+        poller.follow(Endpoint(uid, "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    await asyncio.sleep(SLOWEST_POLL_SECONDS)
+    share = 201 / POLLS_PER_SECOND
+    for _ in range(60):
+        assert poller.latest("well")[0] is not None
+        assert poller.latest("well")[1] <= share + TICK_SECONDS
+        await asyncio.sleep(1.0)
     await poller.close()
 
 
