@@ -1,0 +1,151 @@
+"""The judges of the virtual chaos and of the scripts see each rule that is broken, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.virtual.cluster import Machine, Process
+from tests.virtual.judge import STALE_SECONDS, Judge
+from tests.virtual.loop import now, play
+from tests.virtual.script import watch_slots
+from tests.virtual.server import Sent
+from tests.virtual.test_chaos import Chaos
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+JOB = ("trainingjobs", "team", "digits")
+SERVER = ("pods", "team", "digits-ps-0-0")
+
+
+class Scene:
+    """A job with one server, and a leader."""
+
+    def __init__(self) -> None:
+        self.world = World(lambda _uid: Truth(samples=1e9))
+        self.judge = Judge(self.world, None, unwanted_at=now() - STALE_SECONDS - 1)
+        watch_slots(self.world)
+        for name in ("safe-0", "safe-1"):
+            self.world.cluster.add(Machine(name, {}))
+        self.world.server.store(JOB, {"spec": {}, "status": {"phase": "Running"}})
+        self.world.server.store(("leases", "default", "shoal"), {"spec": {"holderIdentity": "a"}})
+        self.pod(SERVER[2])
+        self.process = self.run(0)
+
+    def pod(self, name: str) -> None:
+        body = {"metadata": {"ownerReferences": [{"uid": "job"}]}, "status": {"phase": "Running"}}
+        self.world.server.store(("pods", "team", name), body)
+
+    def run(self, incarnation: int, uid: str = "") -> Process:
+        machine = self.world.cluster.machines["safe-0"]
+        key, uid = ("pods", "team", f"digits-ps-0-{incarnation}"), uid or str(incarnation)
+        process = Process(key, uid, machine, "ps", 0, incarnation, "job", 0.0, "", 0.0, begun=True)
+        self.world.cluster.processes[uid] = process
+        return process
+
+    def sends(self, who: str = "a", verb: str = "DELETE") -> None:
+        self.world.server.sent.append(Sent(now(), who, verb, SERVER, "", 200))
+
+    def status(self, **status: Any) -> None:
+        known = copy.deepcopy(self.world.server.objects[JOB])
+        self.world.server.store(JOB, {**known, "status": {**known["status"], **status}})
+
+    def service(self, incarnation: int) -> None:
+        body = {"spec": {"selector": {"shoal.dev/incarnation": str(incarnation)}}}
+        self.world.server.store(("services", "team", "digits-ps-0"), body)
+
+    def broken(self) -> list[str]:
+        self.judge.look()
+        return [*self.judge.broken, *map(str, self.world.faults_of_the_operator)]
+
+
+Change = Callable[[Scene], object]
+
+
+def judged(*changes: Change) -> list[str]:
+    async def story() -> list[str]:
+        scene = Scene()
+        for change in changes:
+            change(scene)
+        return scene.broken()
+
+    return play(story)
+
+
+def silence(scene: Scene, names: tuple[str, ...]) -> None:
+    for name in names:
+        scene.world.cluster.disconnect(name)
+
+
+ENDED: Change = lambda s: setattr(s.process, "end", (1, ""))  # noqa: E731
+SUSPENDED: Change = lambda s: s.world.edit(suspend=True)  # noqa: E731
+ANOTHER: Change = lambda s: s.run(1)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        (lambda s: s.sends(verb="POST"),),
+        (ENDED, Scene.sends),
+        (SUSPENDED, Scene.sends),
+        (ANOTHER, Scene.sends),
+        (lambda s: silence(s, ("safe-0",)), Scene.sends),
+        (lambda s: s.status(restarts={"failures": 1}),),
+        (lambda s: s.service(0), lambda s: s.service(1)),
+    ],
+    ids=["peace", "written", "ended", "suspended", "newer", "silent", "counted", "turned"],
+)
+def test_what_is_allowed(changes: tuple[Change, ...]) -> None:
+    assert judged(*changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((lambda s: s.sends("b", "POST"),), "b wrote POST"),
+        ((Scene.sends,), "healthy server digits-ps-0-0 deleted"),
+        ((lambda s: silence(s, ("safe-0", "safe-1")), Scene.sends), "healthy server digits-ps-0-0 deleted"),
+        ((lambda s: s.run(0, "again"),), "two processes"),
+        ((lambda s: s.world.server.remove(SERVER), lambda s: s.pod(SERVER[2])), "made a second time"),
+        (
+            (lambda s: s.status(restarts={"failures": 2}), lambda s: s.status(restarts={"failures": 1})),
+            "a counter goes from (2, 0, 0) to (1, 0, 0)",
+        ),
+        (
+            (lambda s: s.pod("digits-ps-0-1"), lambda s: s.service(1), lambda s: s.service(0)),
+            "goes from 1 back to 0",
+        ),
+        ((lambda s: s.status(phase="Starting", workers={"desired": 1}),), "the phase goes from Running"),
+    ],
+    ids=["no lease", "healthy", "all silent", "two processes", "name again", "counter", "service", "phase"],
+)
+def test_what_is_broken(changes: tuple[Change, ...], words: str) -> None:
+    (broken,) = judged(*changes)
+    assert words in broken
+
+
+@pytest.mark.parametrize(
+    ("failures", "disruptions", "agree"),
+    [(1, 2, True), (0, 1, True), (2, 0, False), (1, 3, False)],
+)
+def test_counters_are_compared_with_what_was_done(failures: int, disruptions: int, agree: bool) -> None:
+    """To three workers, of whom one failed, and one more of another job."""
+
+    async def story() -> None:
+        chaos = Chaos(0)
+        restarts = SimpleNamespace(failures=failures, disruptions=disruptions)
+        job = SimpleNamespace(metadata=SimpleNamespace(uid="job"), status=SimpleNamespace(restarts=restarts))
+        chaos.world.job = lambda *_: job  # type: ignore[method-assign,assignment]
+        chaos.struck, chaos.crashed = {"job": {"a", "b"}, "another": {"c"}}, {"job": {"d"}}
+        chaos._compare()
+
+    if agree:
+        play(story)
+        return
+    with pytest.raises(AssertionError, match="after 2 and 1 failures"):
+        play(story)
