@@ -172,7 +172,7 @@ class Storm:
         """The end of all faults."""
         self.api.heal()
         self.told.append(f"{utc_now():%X} the sky clears")
-        await self._edit(BASE)
+        await self.edit(BASE)
 
     async def as_specified(self, quiet_seconds: float = 10.0) -> None:
         """The world is as specified in time, then quiet; no rule was broken meanwhile, and every loss is counted."""
@@ -329,7 +329,7 @@ class Storm:
         change = self.chance.choice(EDITS)
         self.told[-1] += f" {change}"
         # One change at a time is admitted; of several together, what the schema says of each is not enough.
-        await self._edit(change.of(BASE))
+        await self.edit(change.of(BASE))
 
     async def _replace(self) -> None:
         with tolerant(404):
@@ -363,7 +363,7 @@ class Storm:
         with tolerant(404, 409):
             await self.kube.delete(f"/api/v1/namespaces/{self._doomed[-1]}")
 
-    async def _edit(self, spec: Json) -> None:
+    async def edit(self, spec: Json) -> None:
         """Make it the whole spec, whatever it was."""
         while True:
             seen = await self.edited.get()

@@ -12,6 +12,7 @@ from dev.cluster import ControlPlane
 from dev.kube import Kube
 from tests.control_plane.storm import HEAVY, LIGHT, REPLICAS, Storm
 from tests.doubles.fake_kubelet import FakeKubelet
+from tests.every_field import BASE
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SHORT_BY_DAY = 10
@@ -91,3 +92,21 @@ async def test_whatever_happens_nothing_is_lost_doubled_or_left(
         await storm.doomed_are_gone()
     assert storm.expected.sure + storm.expected.servers >= 1, storm.expected
     assert len(storm.weather.met) >= 10, storm.weather.met
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", [0, 1], ids=["one", "the other"])
+async def test_edit_that_a_watch_drops_for_good_is_acted_on(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet, tmp_path: Path,
+    which: int,
+) -> None:  # fmt: skip
+    """There are two of jobs. Of pods there is one: no API server drops an event and goes on."""
+    storm = Storm(control_plane, kube, fake_kubelet, namespace, tmp_path)
+    async with storm.brewing():
+        await storm.as_specified(quiet_seconds=3.0)
+        watches = storm.api.watches(storm.witness.leader, "trainingjobs")
+        assert len(watches) == 2
+        watches[which].drops = b'"generation":2'
+        await storm.edit({**BASE, "workers": {**BASE["workers"], "replicas": 5}})
+        await storm.edited.runs(5)
+        assert storm.weather.met["event dropped"] == 1

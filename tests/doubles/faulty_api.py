@@ -5,6 +5,7 @@ async with FaultyApi(plane.kubeconfig, Weather(random.Random(7))) as api:
     kubeconfig = await api.door("replica-a", "system:serviceaccount:shoal:shoal", folder)
     api.weather.share = 0.1            # of requests that meet a fault
     api.disturb(0.5, Trouble.FROZEN)   # half of the open watches
+    api.watches("replica-a", "pods")[0].drops = b"x"  # its next event with an x, for good: it goes on
     api.cut()                          # nobody is answered; api.cut("replica-a"): this client is not
     api.heal()                         # the end of all faults
 ```
@@ -64,6 +65,25 @@ class Trouble(StrEnum):
     DEAF = "deaf"  # events are dropped until another ERROR event with 410 tells so
 
 
+@dataclass(eq=False)
+class OpenWatch:
+    """A watch of one client."""
+
+    door: str
+    path: str
+    trouble: asyncio.Future[Trouble]
+    """What happens to it."""
+    drops: bytes = b""
+    """The next event with this in it never comes; empty: none."""
+
+    def passes(self, line: bytes) -> bool:
+        """Whether a line is to be delivered."""
+        if not self.drops or self.drops not in line:
+            return True
+        self.drops = b""
+        return False
+
+
 @dataclass
 class Weather:
     """How bad it is; may be changed at any time."""
@@ -101,8 +121,8 @@ class FaultyApi:
         self.weather = weather
         self._kube = Kube(kubeconfig)
         self._runners: list[web.AppRunner] = []
-        self._watches: list[tuple[str, asyncio.Future[Trouble]]] = []
-        """Those that are open: whose, and what happens to it."""
+        self._watches: list[OpenWatch] = []
+        """Those that are open, in that order."""
         self._doors: set[str] = set()
         self._out: set[str] = set()
         """Doors that are cut."""
@@ -137,9 +157,14 @@ class FaultyApi:
 
     def disturb(self, share: float, trouble: Trouble, door: str = "") -> None:
         """Trouble for this share of the watches that are open: of one client, or of all."""
-        for who, watch in self._watches:
-            if not watch.done() and door in {"", who} and self.weather.chance.random() < share:
-                watch.set_result(trouble)
+        for watch in self._watches:
+            here = not watch.trouble.done() and door in {"", watch.door}
+            if here and self.weather.chance.random() < share:
+                watch.trouble.set_result(trouble)
+
+    def watches(self, door: str, plural: str) -> list[OpenWatch]:
+        """Those of one client and kind that are open, in that order."""
+        return [each for each in self._watches if each.door == door and each.path.endswith(f"/{plural}")]
 
     def cut(self, door: str = "") -> None:
         """From now on this client, or nobody, is answered: connections are reset."""
@@ -211,22 +236,23 @@ class FaultyApi:
         response = web.StreamResponse(headers=_returned(answer))
         await response.prepare(request)
         trouble: asyncio.Future[Trouble] = asyncio.get_running_loop().create_future()
-        self._watches.append((door, trouble))
+        self._watches.append(watch := OpenWatch(door, request.path, trouble))
         try:
-            await self._pump(answer.content, response, trouble)
+            await self._pump(answer.content, response, watch)
             if trouble.done():
                 self.weather.meet(trouble.result())
                 await self._end(trouble.result(), request, response)
         except (ConnectionError, aiohttp.ClientError):
             request.protocol.force_close()
         finally:
-            self._watches.remove((door, trouble))
+            self._watches.remove(watch)
         return response
 
     async def _pump(
-        self, lines: aiohttp.StreamReader, response: web.StreamResponse, trouble: asyncio.Future[Trouble]
+        self, lines: aiohttp.StreamReader, response: web.StreamResponse, watch: OpenWatch
     ) -> None:
         """Copy lines until the server ends the watch or there is trouble."""
+        trouble = watch.trouble
         while True:
             reading = asyncio.ensure_future(lines.readline())
             either: set[asyncio.Future[Any]] = {reading, trouble}
@@ -240,6 +266,9 @@ class FaultyApi:
                     await asyncio.gather(reading, return_exceptions=True)
             if not (line := reading.result()):
                 return
+            if not watch.passes(line):
+                self.weather.met["event dropped"] += 1
+                continue
             await response.write(line)
             if self.weather.chance.random() < self.weather.repeated:
                 self.weather.met["event repeated"] += 1
