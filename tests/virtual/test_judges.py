@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.virtual.loop import now, play
 from tests.virtual.script import watch_slots
 from tests.virtual.server import Sent
 from tests.virtual.test_chaos import Chaos
+from tests.virtual.test_every_field import End
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
@@ -149,3 +151,34 @@ def test_counters_are_compared_with_what_was_done(failures: int, disruptions: in
         return
     with pytest.raises(AssertionError, match="after 2 and 1 failures"):
         play(story)
+
+
+WHOLE = {"phase": "Running", "objects": 2, "pods": 4, "workers": 3, "observed": True, "lacks": []}
+
+
+def end(*because: str, failed: bool = False, **shape: object) -> End:
+    return End({}, {**WHOLE, **shape}, frozenset(because), failed, "")
+
+
+@pytest.mark.parametrize(
+    ("told", "fresh", "back", "same"),
+    [
+        (end(), end(), False, True),
+        (end(pods=3, workers=2), end(), False, False),
+        (end("NotFeasible", pods=3, workers=2), end("NotFeasible"), False, True),
+        (end("NotFeasible", pods=3, workers=2), end(), False, False),
+        (end("NotFeasible", phase="Pending"), end("NotFeasible"), False, False),
+        (end("NotFeasible", pods=3), end("NotFeasible"), True, False),
+        (end("PoolNotFound"), end("PoolNotFound", phase="Pending", pods=0), False, True),
+        (end("PoolNotFound", lacks=["a Service"]), end("PoolNotFound"), False, False),
+        (end("PoolNotFound", observed=False), end("PoolNotFound"), False, False),
+        (end("DeadlineExceeded", failed=True, phase="Failed", pods=0, objects=1), end(), True, True),
+        (end("DeadlineExceeded", phase="Failed"), end(), False, False),
+    ],
+)
+def test_a_reason_explains_what_it_is_a_reason_of(
+    monkeypatch: pytest.MonkeyPatch, told: End, fresh: End, back: bool, same: bool
+) -> None:
+    monkeypatch.setattr("tests.virtual.test_every_field.fresh", lambda _spec: fresh)
+    with nullcontext() if same else pytest.raises(AssertionError):
+        told.compare(back=back)
