@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shoal.policy.decide.members import UNWANTED
-from shoal.policy.facts.blip import NEARLY_ALL
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now
 from tests.virtual.server import Json
@@ -14,6 +13,9 @@ from tests.virtual.world import World
 
 STALE_SECONDS = 90.0
 """For so long a half-open watch may hide that a suspended job is wanted again."""
+
+NEARLY_ALL = 0.9
+"""Of the machines: where more are silent, none of them is gone for that."""
 
 
 @dataclass
