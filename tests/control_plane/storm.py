@@ -11,7 +11,7 @@ import contextlib
 import datetime as dt
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dev.cluster import ControlPlane
@@ -59,10 +59,11 @@ class Force:
     unheard: Range
     """One node."""
     silence: Range
-    """All nodes: longer than the patience with one, at least where workers are on it."""
+    """All nodes: longer than the patience with one; by day than that of workers."""
 
 
-LIGHT = Force(0.1, (0.05, 0.4), (0.3, 1.5), (0.3, 1.5), (2.0, 3.0), (0.3, 1.0), (0.5, 1.5), (6.5, 7.5))
+LIGHT = Force(0.1, (0.05, 0.4), (0.3, 1.5), (0.3, 1.5), (2.0, 3.0), (0.3, 1.0), (0.5, 1.5), (12.0, 15.0))
+BY_DAY = replace(LIGHT, silence=(6.5, 7.5))
 HEAVY = Force(
     0.08, (0.3, 3.0), (5.0, 25.0), (2.0, 15.0), (60.0, 60.0), (3.0, 15.0), (5.0, 20.0), (12.0, 40.0)
 )

@@ -10,7 +10,7 @@ import pytest
 
 from dev.cluster import ControlPlane
 from dev.kube import Kube
-from tests.control_plane.storm import HEAVY, LIGHT, REPLICAS, Storm
+from tests.control_plane.storm import BY_DAY, HEAVY, LIGHT, REPLICAS, Storm
 from tests.doubles.fake_kubelet import FakeKubelet
 from tests.every_field import BASE
 
@@ -63,7 +63,8 @@ async def test_each_of_many_short_storms_leaves_the_world_as_specified(
             if seed % 20 == 19:
                 steps.append("minute_outage")
             heavy = seed >= SHORT_BY_DAY and seed % 30 == 9  # longer than a Lease and the patience with nodes
-            await storm.rage(seed, ["watches", *steps], HEAVY if heavy else LIGHT)
+            force = HEAVY if heavy else LIGHT if seed >= SHORT_BY_DAY else BY_DAY
+            await storm.rage(seed, ["watches", *steps], force)
             await storm.clear()
             await storm.as_specified(quiet_seconds=3.0 if heavy else 0.5)
         await storm.as_specified(quiet_seconds=3.0)
