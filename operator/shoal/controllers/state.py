@@ -38,7 +38,7 @@ from shoal.controllers.belonging import (
 from shoal.controllers.kept import R, kept, with_known_parts
 from shoal.controllers.sharing import Run, Sharing, paid_by
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
-from shoal.policy.facts.blip import heard_since, silent_since
+from shoal.policy.facts.blip import heard_again, silent_since
 from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
 from shoal.runtime.work_queue import Priority
@@ -302,9 +302,9 @@ class ClusterState:
                 self._silent.remove(was)
             if since is not None:
                 bisect.insort(self._silent, since)
-            elif new is not None and (heard := heard_since(new)) is not None:
-                bisect.insort(self._heard_again, heard)
-                del self._heard_again[: -len(self._nodes)]
+        if old is not None and new is not None and (heard := heard_again(old, new)) is not None:
+            bisect.insort(self._heard_again, heard)
+            del self._heard_again[: -len(self._nodes)]
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
         for told in self.on_pool:

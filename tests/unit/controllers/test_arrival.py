@@ -141,6 +141,28 @@ def test_nodes_that_turn_unknown_together_do_so_now_though_the_clock_of_their_cl
     assert state.silent_nodes == [now - TOLERATED] * 3  # as of a clock that somebody sets
 
 
+def test_nodes_that_were_unknown_while_the_watch_was_behind_have_been_heard_again() -> None:
+    """A list that was read while they came back showed the last ones alone, which were believed gone."""
+    state = ClusterState(Wakes(), wall=lambda: NOW)
+
+    def put(number: int, version: int, ready: str, said: datetime) -> None:
+        manifest = build.node_manifest(f"n{number}", ready=ready)
+        manifest["metadata"]["resourceVersion"] = str(version)
+        manifest["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(said)
+        state.nodes.put(Node.model_validate(manifest))
+
+    for number in range(6):
+        put(number, 1, "True", NOW - HOUR)
+    assert state.nodes_heard_again == []
+    for number in range(5):
+        put(number, 2, "True", NOW)
+    put(5, 2, "Unknown", NOW - timedelta(seconds=14))
+    found = suspicion(6, state.silent_nodes, state.nodes_heard_again, NOW, None, Timers(NOW))
+    assert found is not None
+    put(5, 3, "True", NOW)
+    assert state.nodes_heard_again == [NOW] * 6
+
+
 @pytest.mark.looptime
 def test_taint_without_a_time_was_added_when_it_was_first_seen() -> None:
     """A failure an hour later is none of its node."""

@@ -40,6 +40,21 @@ def heard_since(node: Node) -> datetime | None:
     return None if ready is None or ready.status == "Unknown" else parse_time(ready.last_transition_time)
 
 
+def heard_again(old: Node, new: Node) -> datetime | None:
+    """When a node was heard again that had been Unknown; None if it was not.
+
+    Or that may have been while the watch was behind: it is Ready, and since another time than it was before.
+    """
+    since, before = heard_since(new), heard_since(old)
+    missed = before != since and _is_ready(old) and _is_ready(new)
+    return since if silent_since(old) is not None or missed else None
+
+
+def _is_ready(node: Node) -> bool:
+    ready = node.condition("Ready")
+    return ready is not None and ready.status == "True"
+
+
 def suspicion(
     nodes: int,
     silent: Sequence[datetime],
