@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shoal.policy.decide.members import UNWANTED
+from shoal.policy.decide.members import TAKEN_BACK, UNWANTED
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now
 from tests.virtual.server import Json
@@ -29,7 +29,7 @@ class Judge:
     unwanted_at: float = -STALE_SECONDS
     """When the job was last suspended, queued, finished or gone."""
     given_up: set[str] = field(default_factory=set)
-    """Servers of which a status said so then: they go, whatever is wanted later."""
+    """Servers of which a status said so then, or that it took back: they go, whatever is wanted later."""
 
     def look(self) -> None:
         """At each step: who wrote what."""
@@ -43,10 +43,11 @@ class Judge:
         held = self.kueue is not None and not self.kueue.grants()
         if job is None or job["spec"].get("suspend") or _finished(job) or held:
             self.unwanted_at = now()
-        if job is not None and now() <= self.unwanted_at + STALE_SECONDS:
+        if job is not None:
+            causes = {TAKEN_BACK} | ({UNWANTED} if now() <= self.unwanted_at + STALE_SECONDS else set())
             slots = job.get("status", {}).get("slots", [])
             self.given_up |= {
-                f"digits-ps-{s['index']}-{s['incarnation']}" for s in slots if s.get("cause") == UNWANTED
+                f"digits-ps-{s['index']}-{s['incarnation']}" for s in slots if s.get("cause") in causes
             }
         lease = world.server.get("leases", "shoal", "default")
         holder = lease["spec"].get("holderIdentity") if lease else None

@@ -152,7 +152,7 @@ class Trainers:
         before = len(run.workers)
         for process in processes:
             if process.role == "worker":
-                self._hear(run, process, serving)
+                self._hear(run, process)
         active = [w for w in run.workers.values() if w.process.runs and not w.fenced and not w.left]
         if len(run.workers) != before or len(active) != run.active:
             run.active = len(active)
@@ -224,8 +224,9 @@ class Trainers:
             run.servers[index] = found
         return all(run.servers.get(i) is not None for i in range(run.shards))
 
-    def _hear(self, run: Training, process: Process, serving: bool) -> None:
-        if not process.runs or not serving or now() < process.extra["begun_at"] + JOIN_SECONDS:
+    def _hear(self, run: Training, process: Process) -> None:
+        coordinates = run.servers.get(0) is not None  # a shard that is gone silences nobody
+        if not process.runs or not coordinates or now() < process.extra["begun_at"] + JOIN_SECONDS:
             return
         key = process.index, process.incarnation
         worker = run.workers.get(key)
