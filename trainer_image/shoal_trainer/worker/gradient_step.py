@@ -187,7 +187,7 @@ class _Scaler:
         self._fixed = None if self._dynamic else optimizer.loss_scale_factor
         if self._dynamic:
             self._scale = tf.Variable(float(optimizer.initial_scale), trainable=False)
-            self._good = tf.Variable(0, trainable=False)
+            self._good = tf.Variable(0, dtype=tf.int64, trainable=False)  # a GPU has no int32 variables
             self._grow_after = int(optimizer.dynamic_growth_steps)
 
     def scale(self) -> Any:

@@ -85,12 +85,25 @@ def has_kernel(node, kernels):
     )
 
 
-def without_kernel(model, example, wire, kernels):
-    """The ops of a model's step that have none, with their types."""
+def traced_model(model, example, wire="fp32"):
+    """Its step as on a GPU, but not compiled by XLA."""
     model.jit_compile = False
     flat_model = FlatModel(model, example, wire, on_host=False)
     flat_model.trace()
-    return {
+    return flat_model
+
+
+def kinds_of_variables(flat_model):
+    """The types of all variables that the traced step reads or assigns, also those that Keras does not know."""
+    return {node.attr["dtype"].type for node in nodes_of(flat_model) if node.op.endswith("VariableOp")}
+
+
+def without_kernel(model, example, wire, kernels):
+    """The ops of a model's step that have none, with their types; `VarHandleOp` makes the variables."""
+    flat_model = traced_model(model, example, wire)
+    homes = {kind for kernel in kernels["VarHandleOp"] for kind in kernel["dtype"]}
+    homeless = {("VarHandleOp", tf.as_dtype(kind).name) for kind in kinds_of_variables(flat_model) - homes}
+    return homeless | {
         (node.op, *sorted({tf.as_dtype(each.type).name for each in node.attr.values() if each.type}))
         for node in nodes_of(flat_model)
         if node.op not in ON_HOST and not has_kernel(node, kernels.get(node.op, ()))
@@ -103,6 +116,14 @@ def without_kernel(model, example, wire, kernels):
 def test_every_op_of_a_step_has_a_gpu_kernel(name, wire, registry):
     make, example = MODELS[name]
     assert not without_kernel(make(), example, wire, registry)
+
+
+def test_no_variable_of_a_mixed_step_is_int32():
+    """A GPU has none: TensorFlow keeps them on the CPU, and XLA, Keras' default on a GPU, refuses them there."""
+    make, example = MODELS["mixed_float16"]
+    kinds = kinds_of_variables(traced_model(make(), example))
+    assert tf.float32 in kinds
+    assert tf.int32 not in kinds
 
 
 class Unravels(keras.layers.Layer):
