@@ -39,7 +39,13 @@ from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.inputs import Inputs, unlike
-from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
+from shoal_trainer.worker.keras_internals import (
+    call_traced,
+    clipped,
+    iterations_of,
+    learning_rate_of,
+    set_current_rate,
+)
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, precision_of, unflatten
 from shoal_trainer.worker.on_device import DeviceVector
 from shoal_trainer.worker.on_host import HostVector
@@ -343,7 +349,7 @@ class FlatModel:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """In this block, `iterations` of an optimizer on the servers are `updates`: the model may compute with them."""
-        iterations = unwrap(self.model.optimizer).iterations
+        iterations = iterations_of(unwrap(self.model.optimizer))
         before = int(iterations.numpy())
         if self.on_server:
             iterations.assign(self.updates)

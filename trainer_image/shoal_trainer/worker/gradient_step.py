@@ -11,7 +11,13 @@ import tensorflow as tf
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.keras_internals import clipped, compute_loss, resource_of, takes_training
+from shoal_trainer.worker.keras_internals import (
+    clipped,
+    compute_loss,
+    iterations_of,
+    resource_of,
+    takes_training,
+)
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import accumulated, takes_rows_apart, unwrap
@@ -115,7 +121,7 @@ class GradientStep:
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
             *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
         ]
-        scope = _Scope(pairs, self._optimizer.iterations, updates)
+        scope = _Scope(pairs, iterations_of(self._optimizer), updates)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
         with scope, self._averages.counted(), self._metrics.noted(), lookups(self._found, x):
@@ -151,7 +157,7 @@ class GradientStep:
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
     """Holds the new values of the variables that it was given. Others are assigned at once, as in Keras' own step.
 
-    `iterations` of an optimizer read as `updates`; `counts`: whether something has read them.
+    `iterations`, a variable of an optimizer, read as `updates`; `counts`: whether something has read them.
     """
 
     def __init__(self, pairs: list[tuple[Any, Any]], iterations: Any, updates: Any) -> None:

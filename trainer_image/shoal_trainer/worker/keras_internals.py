@@ -215,6 +215,11 @@ def learning_rate_of(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
+def iterations_of(optimizer: Any) -> Any:
+    """The variable with the batches that it has seen; `iterations` are these by `gradient_accumulation_steps`."""
+    return optimizer._iterations
+
+
 def set_current_rate(optimizer: Any, rate: Callable[[], Any]) -> None:
     """Make the optimizer compute its current learning rate with this function."""
     optimizer._get_current_learning_rate = rate

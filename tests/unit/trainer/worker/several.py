@@ -216,7 +216,7 @@ def applied(make, of=functional, **options):
     return [float(np.abs(np.subtract(*each)).max()) for each in (updates, losses, metrics)]
 
 
-def ramp():
+def ramp(accumulated=1):
     """The loss on several devices after four updates, by that after one, of a loss that grows with them."""
 
     class Ramp(Plain):
@@ -225,9 +225,11 @@ def ramp():
             return loss * keras.ops.cast(self.optimizer.iterations, loss.dtype)
 
     begin()
-    flat_model = FlatModel(compiled(Ramp()), batch(), "fp32", on_host=False, devices=SEVERAL)
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=accumulated if accumulated > 1 else None)
+    flat_model = FlatModel(compiled(Ramp(), optimizer), batch(), "fp32", on_host=False, devices=SEVERAL)
     flat_model.trace()
-    first, second = (flat_model.step(parameters(flat_model), batch(), updates).loss for updates in (1, 4))
+    tensors, batches = parameters(flat_model), (accumulated, 4 * accumulated)
+    first, second = (flat_model.step(tensors, batch(), count).loss for count in batches)
     return [flat_model.device_count, second / first]
 
 
@@ -373,6 +375,7 @@ CASES = {
     ),
     "without gradient": lambda: applied(lambda: decaying(weight_decay=0.1), of=spare),
     "ramp": ramp,
+    "accumulated ramp": lambda: ramp(2),
     "not finite": not_finite,
     "fallback": fallback,
     "whole worker": whole_worker,

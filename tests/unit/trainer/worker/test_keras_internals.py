@@ -179,6 +179,10 @@ def test_optimizers():
     assert internals.decays(optimizer, variable)
     optimizer.exclude_from_weight_decay(var_list=[variable])
     assert not internals.decays(optimizer, variable)
+    accumulating = keras.optimizers.SGD(gradient_accumulation_steps=3)
+    accumulating.build([variable])
+    internals.iterations_of(accumulating).assign(7)
+    assert int(accumulating.iterations) == 2
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5))
     scheduled.build([variable])
     internals.set_current_rate(scheduled, lambda: tf.constant(4.0))

@@ -73,7 +73,7 @@ def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
     of_thirds, of_the_first = found["norm"]
     assert of_thirds < 1e-6 < of_the_first
     assert found["mirrored"] < 1e-6
-    assert found["ramp"] == [3, 4]
+    assert found["ramp"] == found["accumulated ramp"] == [3, 4]
     assert all(found["drawn"].values()), found["drawn"]
     skipped, first, last = found["overflow"]
     assert (first, last) == (True, False)
