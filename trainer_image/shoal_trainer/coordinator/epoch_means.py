@@ -1,5 +1,7 @@
 """The loss and the metrics of each epoch of training: means over its samples, as in the logs of Keras.
 
+Callbacks decide by them, so they are rounded where people read them, not here.
+
 Pushes whose losses are unknown (local steps in an outage, those after the last snapshot when parameter server 0 is
 lost) are missing in them.
 """
@@ -38,7 +40,7 @@ class EpochMeans:
 
     def end(self, epoch: int, loss: float | None) -> dict[str, float]:
         """The means of an epoch, which is then forgotten, as are those before it. `loss`: if none is known of it."""
-        means = ({} if loss is None else {"loss": round(loss, 6)}) | _means(self._sums.get(epoch, {}))
+        means = ({} if loss is None else {"loss": loss}) | _means(self._sums.get(epoch, {}))
         self._sums = {later: sums for later, sums in self._sums.items() if later > epoch}
         return means
 
@@ -59,4 +61,4 @@ class EpochMeans:
 
 def _means(sums: Mapping[str, list[float]]) -> dict[str, float]:
     means = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
-    return {name: round(mean, 6) for name, mean in means.items() if math.isfinite(mean)}
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}

@@ -29,6 +29,18 @@ def test_means_are_weighted_by_samples():
     assert means.current() == {}
 
 
+def test_a_small_loss_is_as_small_in_the_logs_as_in_training():
+    """Callbacks decide by it: rounded to six decimals, one that falls by 3 % an epoch would have ended."""
+    means = EpochMeans()
+    means.pushed(push(0, 3, 4.2e-7, ("mse", 1e-9, 3.0)))
+    assert (
+        means.current()
+        == means.end(0, None)
+        == {"loss": pytest.approx(4.2e-7), "mse": pytest.approx(1e-9 / 3)}
+    )
+    assert means.end(1, 4.2e-7) == {"loss": 4.2e-7}
+
+
 def test_unknown_and_non_finite_losses_are_left_out():
     means = EpochMeans()
     means.pushed(push(0, 4, math.nan, ("accuracy", 3.0, 4.0)))
