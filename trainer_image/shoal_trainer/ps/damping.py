@@ -13,8 +13,8 @@ connected:
 - it is divided by (pace / free)**p if that is more, from a pace that is `free` on, and for a gradient that is staler
   than normal by staleness / pace as well. The velocity tells where gradients will be applied: without one, free is
   less, and 1 for SGD without momentum and for the differences that a worker's SGD makes;
-- a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
-  grow; this stops it at any learning rate that one worker takes.
+- a gradient that is longer than usual is shortened to the usual length (`usual_length`). Where asynchrony begins to
+  oscillate, gradients grow; this stops it at any learning rate that one worker takes.
 
 A gradient of the worker itself that was in flight does not count: the worker has added it to its parameters. With one
 worker nothing is changed, and with two that wait for their answers only long gradients, and none with Adam, which
@@ -26,13 +26,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from shoal_trainer.ps.usual_length import UsualLength
+
 SMOOTHING = 0.1
 """The share of the newest push in the mean staleness."""
 STALENESS_GROWTH = 4.0
 """The mean staleness follows one push at most to this multiple of the pace, so it grows by 30 % per push at most."""
-LENGTH_SMOOTHING = 0.02
-LENGTH_GROWTH = 1.1
-"""The usual length follows one push at most to this multiple, so it grows by 0.2 % per push at most."""
 
 
 class Damped(NamedTuple):
@@ -54,8 +53,9 @@ class Damping:
         self.free, self.divides = free, divides
         self.agreement = 0.0
         """How far gradients agree, from 0 (noise) to 1, as far as the model tells."""
+        self.length = UsualLength()
+        """Of its gradients."""
         self._staleness: float | None = None
-        self._length: float | None = None
 
     @property
     def staleness(self) -> float:
@@ -84,8 +84,7 @@ class Damping:
         pace = self.pace(live_workers)
         factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
         if math.isfinite(length) and length > 0:
-            usual = self._length or length
+            usual = self.length.meets(length)
             if pace > 1 or (live_workers > 1 and not self.divides):
                 factor *= min(1.0, usual / length)
-            self._length = usual + LENGTH_SMOOTHING * (min(length, LENGTH_GROWTH * usual) - usual)
         return Damped(factor, pace)

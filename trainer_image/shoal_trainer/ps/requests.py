@@ -203,4 +203,5 @@ class Copying(_OnShard, Request[ShardCopy]):
             generation=history.generation,
             pace=model.pace,
             agreement=model.sampled.mean,
+            usual=shard.damping.length.value,
         )

@@ -325,6 +325,7 @@ class ShardStore:
                 self.history.samples = self._other_samples = 0 if weights_only else copy.samples
                 self._recovery.restored(Worth(origin=Origin.COPY))
                 return
+            self.damping.length.load(copy.usual)
             self.history.load(copy)
             self._fence_replaced()
             have = Worth(copy.generation, Origin.KNOWN, copy.version)

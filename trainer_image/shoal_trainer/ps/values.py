@@ -68,6 +68,8 @@ class ShardCopy:
     """The pace of `Damping` at which the optimizer's velocity was made; None: unknown."""
     agreement: float = 0.0
     """How far gradients agreed, by samples of them; see `Agreement`."""
+    usual: float | None = None
+    """The usual length of gradients; None: unknown."""
 
 
 def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:

@@ -37,6 +37,8 @@ class ShardFile(Message):
     """At which the optimizer's velocity was made; None in files of versions that did not write it."""
     agreement: float = 0.0
     """How far gradients agreed, by samples of them."""
+    usual: float | None = None
+    """The usual length of gradients; None in files of versions that did not write it."""
     low: int
     high: int
     file: str

@@ -110,6 +110,7 @@ class SnapshotStore:
             updates=copy.updates,
             pace=copy.pace,
             agreement=copy.agreement,
+            usual=copy.usual,
             low=copy.low,
             high=copy.high,
             file=file,
@@ -268,8 +269,9 @@ class SnapshotStore:
             contents=() if own is None else tuple(own.pushes),
             begun=() if own is None else tuple(own.begun),
             generation=manifest.generation,
-            pace=_pace(parts),
+            pace=_mean(part.pace for part in parts),
             agreement=fmean(part.agreement for part in parts),
+            usual=_mean(part.usual for part in parts),
         )
 
     # --- internal -------------------------------------------------------------------------------------------------
@@ -370,7 +372,8 @@ def _check_covers(manifest: Manifest) -> None:
         )
 
 
-def _pace(parts: Sequence[ShardFile]) -> float | None:
-    """The mean pace of the velocity in these parts; None if one does not say it."""
-    known = [part.pace for part in parts if part.pace is not None]
-    return fmean(known) if len(known) == len(parts) else None
+def _mean(told: Iterable[float | None]) -> float | None:
+    """The mean of what a snapshot's parts say; None if one does not say it."""
+    each = list(told)
+    known = [value for value in each if value is not None]
+    return fmean(known) if len(known) == len(each) else None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.ps.damping import LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
+from shoal_trainer.ps.damping import Damping
+from shoal_trainer.ps.usual_length import GROWTH
 
 LENGTHS = st.floats(1e-6, 1e6)
 
@@ -56,8 +57,7 @@ def test_long_gradient_is_shortened_to_the_usual_length() -> None:
     assert damping.apply(3, 4, 8.0).factor == pytest.approx(0.25)
     assert damping.apply(3, 4, math.nan).factor == 1
     assert damping.apply(3, 4, math.inf).factor == 1
-    grown = 2 * (1 + LENGTH_SMOOTHING * (LENGTH_GROWTH - 1))
-    assert damping.apply(3, 4, 8.0).factor == pytest.approx(grown / 8)
+    assert damping.apply(3, 4, 8.0).factor == pytest.approx(2 * GROWTH / 8)
     for _ in range(1000):
         last = damping.apply(3, 4, 8.0).factor
     assert last == pytest.approx(1, rel=1e-3)  # what stays is usual
