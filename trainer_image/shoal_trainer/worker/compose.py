@@ -107,7 +107,14 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"The data function failed: {where(error)}") from error
-    return FlatModel(model, example, job.wire, (config.index, config.incarnation), seed=job.seed)
+    return FlatModel(
+        model,
+        example,
+        job.wire,
+        (config.index, config.incarnation),
+        seed=job.seed,
+        reference=config.reference_batch_size or config.batch_size,
+    )
 
 
 def steps_per_push(job: Training, model: keras.Model) -> int:

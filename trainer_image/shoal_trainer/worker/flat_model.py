@@ -98,6 +98,7 @@ class FlatModel:
 
     `worker` (slot, incarnation) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
     the seeds of the model.
+    `reference`: the samples of a push of weight 1 (None: those of `example`), as whose sum a loss that is one counts.
     `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
     empty: TensorFlow chooses); several share each batch.
     """
@@ -110,13 +111,14 @@ class FlatModel:
         worker: tuple[int, int] = (0, 0),
         *,
         seed: int = 0,
+        reference: int | None = None,
         on_host: bool | None = None,
         devices: Sequence[str] | None = None,
     ) -> None:
         self.model = model
         self.wire: Wire = wire
         self.example = example
-        build(model, example)
+        build(model, example, reference)
         keep_drawing()
         vary_seeds(model, worker, seed)
         self._vary = partial(vary_others, model, worker=worker, seed=seed)

@@ -17,6 +17,7 @@ from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 from tests.unit.trainer.worker.running import SECONDS
+from tests.unit.trainer.worker.trained import parameters
 
 CONFIG = RuntimeConfig(
     job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
@@ -52,6 +53,22 @@ def test_data_outage_at_start_is_unreachable(error):
 def test_user_code_failure_is_a_user_error(model, data, words):
     with pytest.raises(UserError, match=words):
         build_flat_model(Training(model=model, data=data), CONFIG)
+
+
+def test_a_loss_that_is_a_sum_is_that_of_a_batch_of_the_job():
+    """Where this worker's batches have another size (`batchSizes`)."""
+
+    def model():
+        made = functional()
+        made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
+        return made
+
+    losses = []
+    for reference in (None, 12):
+        config = CONFIG.model_copy(update={"reference_batch_size": reference})
+        flat_model = build_flat_model(job(model), config)
+        losses.append(flat_model.step(parameters(flat_model), flat_model.example).loss)
+    assert losses[1] == pytest.approx(3 * losses[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), urllib.error.URLError(TimeoutError())])

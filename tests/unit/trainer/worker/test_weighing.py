@@ -11,6 +11,8 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.alone import as_keras
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.keras_internals import evaluate
+from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.worker.trained import parameters
 
 L = keras.layers
 SPARSE = keras.losses.SparseCategoricalCrossentropy
@@ -244,3 +246,28 @@ def test_class_weight_is_that_of_fit(one_hot):
     buffer[:] = ours.initial()
     update = np.asarray(ours.step(ours.vector.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
     np.testing.assert_allclose(buffer - 0.5 * update, flat(plain.trainable_variables), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", None])
+@pytest.mark.parametrize(("rows", "size"), [(8, 8), (5, 8), (16, 16), (64, 64)])
+def test_samples_count_alike_in_batches_of_any_size(reduction, rows, size):
+    """A push moves the parameters as the same samples in batches of the reference size do, as Keras counts them."""
+    reference = 16
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanSquaredError(reduction=reduction))
+    batch = next(iter(Indexed.from_arrays(x, x[:, :1]).read(Part(0, rows), size)))
+    flat_model = FlatModel(model, batch, "fp32", reference=reference)
+    flat_model.trace()
+    config = place(model, flat_model.layout, reference).config
+    step = flat_model.step(parameters(flat_model), batch)
+    seen = batch.x[:rows]
+    per_sample = -2 * seen[:, :1] * np.hstack([seen, np.ones((rows, 1))])
+    share = 1 if reduction != "sum_over_batch_size" else 1 / reference
+    np.testing.assert_allclose(
+        config.weight(rows) * np.asarray(step.update), share * per_sample.sum(0), rtol=1e-4, atol=1e-4
+    )
+    mean = (seen[:, 0] ** 2).mean()
+    loss = mean * reference * rows / size if reduction == "sum" else mean
+    assert step.loss == pytest.approx(loss, rel=1e-4)
