@@ -36,6 +36,14 @@ def decimal(text: str | None, digits: int = 1) -> str:
     return "-" if text is None else f"{float(text):,.{digits}f}"
 
 
+def metric(value: str | float | None) -> str:
+    """A loss or a metric, a number or a decimal string of the API, as Keras prints it; None as a dash."""
+    if value is None:
+        return "-"
+    number = float(value)
+    return f"{number:,.4f}" if abs(number) > 1e-3 or not number else f"{number:.4e}"
+
+
 def percent(value: int | None) -> str:
     """A percentage, or a dash."""
     return "-" if value is None else f"{value}%"

@@ -110,12 +110,14 @@ def history(client: Client, *, name: str, output: Format) -> None:
         return
     from rich.table import Table
 
+    from shoal.words import metric
+
     table = Table(
         "EPOCH", *(each.upper() for each in found.names), box=None, padding=(0, 2, 0, 0), header_style="bold"
     )
     for report in found:
-        values = (report.metrics.get(metric) for metric in found.names)
-        table.add_row(str(report.epoch + 1), *("-" if value is None else f"{value:.4f}" for value in values))
+        values = (report.metrics.get(each) for each in found.names)
+        table.add_row(str(report.epoch + 1), *map(metric, values))
     _print(table) if len(found) else click.echo("no epoch is complete yet", err=True)
 
 

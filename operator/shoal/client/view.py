@@ -18,7 +18,7 @@ from rich.text import Text
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.client.job import UNSEEN, reason_of
-from shoal.words import age, decimal, duration, percent
+from shoal.words import age, decimal, duration, metric, percent
 from shoal_trainer.contract import plain
 
 PHASES = {
@@ -88,7 +88,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             phase(job),
             f"{status.workers.ready}/{job.wanted}",
             "-" if over else decimal(status.training.samples_per_second),
-            decimal(status.training.loss, 4),
+            metric(status.training.loss),
             percent(status.training.progress_percent),
             "-" if over else duration(status.training.remaining_seconds),
             str(status.restarts.disruptions),
@@ -125,7 +125,7 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
             since,
             slot.cause,
         )
-    metrics = "  ".join(f"{name} {decimal(value, 4)}" for name, value in sorted(training.metrics.items()))
+    metrics = "  ".join(f"{name} {metric(value)}" for name, value in sorted(training.metrics.items()))
     plan = status.plan
     lines: list[RenderableType] = [head]
     if training.step:
@@ -143,7 +143,7 @@ def _progress(training: TrainingProgress) -> list[str]:
     if not training.step:
         return []
     known = {
-        "loss {}": (training.loss, decimal(training.loss, 4)),
+        "loss {}": (training.loss, metric(training.loss)),
         "{} samples/s": (training.samples_per_second, decimal(training.samples_per_second)),
         "{} done": (training.progress_percent, percent(training.progress_percent)),
         "left {}": (training.remaining_seconds, duration(training.remaining_seconds)),

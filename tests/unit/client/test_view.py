@@ -26,6 +26,19 @@ def test_each_part_of_a_job_is_on_a_line_of_its_own() -> None:
     assert data.startswith("data done 7")
 
 
+def test_a_small_loss_is_not_shown_as_zero() -> None:
+    """One of 4e-7 would look like the end of training."""
+    small = job(
+        status={"phase": "Running", "training": {"step": 9, "loss": "4.21e-7", "metrics": {"mae": "0.25"}}}
+    )
+    shown = plain_console(width=200)
+    with shown.capture() as out:
+        shown.print(follow_view(small, now=NOW), job_table([small], now=NOW))
+    assert "loss 4.2100e-07" in out.get()
+    assert "mae 0.2500" in out.get()
+    assert out.get().count("4.2100e-07") == 2
+
+
 def test_before_the_first_step_there_are_no_numbers() -> None:
     of = job(status={"phase": "Starting", "workers": {"desired": 3}, "training": {"step": 0}})
     console = Console(file=io.StringIO(), width=100)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from shoal_trainer.contract import EpochReport, Phase, StatusReport, TerminationMessage
-from shoal_trainer.run.table import duration
+from shoal_trainer.run.table import duration, metric
 
 
 class EpochLines:
@@ -62,14 +62,9 @@ class EpochLines:
         total = f"/{self._total}" if self._total else ""
         parts = [
             f"Epoch {each.epoch + 1}{total}",
-            *(f"{name} {value(v)}" for name, v in each.metrics.items()),
+            *(f"{name} {metric(v)}" for name, v in each.metrics.items()),
         ]
         seconds = self._seconds.get(each.epoch)
         if seconds is not None:
             parts.append(f"{seconds:.1f} s" if seconds < 60 else duration(seconds))
         return "  ".join(parts)
-
-
-def value(number: float) -> str:
-    """Format a loss or a metric as Keras does."""
-    return f"{number:.4f}" if abs(number) > 1e-3 or not number else f"{number:.4e}"

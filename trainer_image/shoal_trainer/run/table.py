@@ -29,7 +29,7 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         f"[b]{status.phase.value}[/b]",
         f"epoch {current_epoch(status)}{f'/{status.epochs_total}' if status.epochs_total else ''}",
         f"step {status.step:,}",
-        f"loss {number(status.loss, 4)}",
+        f"loss {metric(status.loss)}",
         f"{number(status.samples_per_second, 0)} samples/s",
         f"left {duration(status.remaining_seconds)}",
     )
@@ -63,7 +63,7 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         f"ps-{s.index}-{s.epoch} {'ready' if s.ready else '[yellow]unreachable[/yellow]'} version {s.version:,}"
         for s in status.shards
     )
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(status.metrics.items()))
+    metrics = "  ".join(f"{name} {metric(value)}" for name, value in sorted(status.metrics.items()))
     lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards), workers]
     lines += [Text(line) for line in (metrics, *notes(status), note) if line]
     return Group(*lines)
@@ -93,7 +93,7 @@ def _progress(status: StatusReport) -> str:
             f"{status.phase.value}: {workers} joined; they import TensorFlow, then build and trace the model"
         )
     return (
-        f"{status.phase.value} epoch {current_epoch(status)} step {status.step} loss {number(status.loss, 4)} "
+        f"{status.phase.value} epoch {current_epoch(status)} step {status.step} loss {metric(status.loss)} "
         f"{number(status.samples_per_second, 0)} samples/s, {workers}, "
         f"{number(status.progress_percent, 0)} %, left {duration(status.remaining_seconds)}"
     )
@@ -107,6 +107,13 @@ def current_epoch(status: StatusReport) -> int:
 def number(value: float | None, digits: int) -> str:
     """Format a number, or None as a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def metric(value: float | None) -> str:
+    """Format a loss or a metric as Keras does, or None as a dash."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if abs(value) > 1e-3 or not value else f"{value:.4e}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -14,7 +14,7 @@ from shoal_trainer.data.source import UNPLACED
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.run.epoch_lines import EpochLines
 from shoal_trainer.run.processes import LocalJob, LocalRun
-from shoal_trainer.run.table import line, render
+from shoal_trainer.run.table import line, metric, render
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -98,7 +98,7 @@ def _suspend(processes: LocalRun, console: Console) -> None:
 
 
 def _print_result(console: Console, outcome: TerminationMessage, warnings: list[str], seconds: float) -> None:
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(outcome.metrics.items()))
+    metrics = "  ".join(f"{name} {metric(value)}" for name, value in sorted(outcome.metrics.items()))
     console.print(
         f"[green]Succeeded[/green] in {seconds:.0f} s, {outcome.step:,} steps  {metrics}", soft_wrap=True
     )

@@ -1,5 +1,5 @@
 // The page: a list of jobs, one job, the pools. Data come from /api/stream; the address (#/namespace/name) says which job.
-import { clock, curve, describe, duration, element, legend, number, show, timeline } from "/draw.js";
+import { clock, curve, describe, duration, element, legend, metric, number, show, timeline } from "/draw.js";
 
 const TONES = { Running: "good", Succeeded: "good", Failed: "bad", Starting: "warn", Pending: "warn", New: "warn", Suspended: "idle" };
 const SILENT = 60000, RETRY = 3000; // milliseconds without a word, and before another stream is asked for
@@ -77,7 +77,7 @@ function drawJobs() {
     if (`${job.namespace}/${job.name}` === state.chosen) link.setAttribute("aria-current", "page");
     const bar = job.progress === null ? "–" : element("span", {}, element("progress", { max: 100, value: job.progress, "aria-label": `${job.name}: ${job.progress} percent done` }), ` ${job.progress} %`);
     return element("tr", { "data-key": `${job.namespace}/${job.name}` }, element("th", { scope: "row" }, link), cell(phase(job)), cell(`${job.ready} / ${job.wanted}`),
-      cell(number(job.samplesPerSecond), "n"), cell(number(job.loss, 4), "n"), cell(bar), cell(duration(job.remaining), "n"),
+      cell(number(job.samplesPerSecond), "n"), cell(metric(job.loss), "n"), cell(bar), cell(duration(job.remaining), "n"),
       cell(String(job.disruptions), "n"), cell(number(job.cost, 2), "n"), cell(job.reason));
   });
   show($("job-table").tBodies[0], ...rows);
@@ -121,7 +121,7 @@ function drawJob() {
 
 function facts(job) {
   const data = job.data;
-  const metrics = Object.entries(job.metrics).map(([name, value]) => `${name} ${number(value, 4)}`).join(", ");
+  const metrics = Object.entries(job.metrics).map(([name, value]) => `${name} ${metric(value)}`).join(", ");
   const finish = job.finish && `${clock(job.finish.at)}`;
   const band = job.finish?.band ? `between ${clock(job.finish.band[0])} and ${clock(job.finish.band[1])}` : job.finish ? `by ${job.finish.basis}` : "";
   const late = job.finish && job.deadline ? (job.finish.at > job.deadline ? `; ${duration(job.finish.at - job.deadline)} after the deadline` : `; ${duration(job.deadline - job.finish.at)} before the deadline`) : "";
@@ -129,7 +129,7 @@ function facts(job) {
     card("Workers", `${job.ready} of ${job.wanted}`, `${job.disruptions} taken by the platform, ${job.failures} failed, ${job.serverRestarts} restarts of parameter servers`),
     card("Speed", `${number(job.samplesPerSecond)} samples/s`, job.inputWait > 0.05 ? `workers wait ${number(100 * job.inputWait, 0)} % of the time for input` : job.goodput !== null ? `${number(100 * job.goodput, 0)} % of the steps count` : ""),
     card("Progress", job.progress === null ? "–" : `${job.progress} %`, `epoch ${job.epoch}, step ${number(job.step, 0)}`),
-    card("Loss", number(job.loss, 4), metrics),
+    card("Loss", metric(job.loss), metrics),
     card("Data of this epoch", `${number(data.done, 0)} of ${data.total === null ? "?" : number(data.total, 0)}`, `whole run: ${number(data.repeated, 0)} repeated, ${number(data.partial, 0)} partial, ${number(data.lost, 0)} lost`),
     job.end ? card("Ended", clock(job.end), job.model ? `model: ${job.model}` : `after ${duration(job.end - job.start)}`) : card("Expected end", finish ?? "–", `${band}${late}`),
     job.money ? card("Cost so far", number(job.money.spent, 2), `${number(job.money.perHour, 2)} per hour now; on-demand nodes: ${number(job.money.onDemand, 2)}; in the currency of the pools’ prices`) : null);

@@ -61,6 +61,11 @@ export function number(value, digits = 1) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+// A loss or a metric, as Keras prints it.
+export function metric(value) {
+  return value && Math.abs(value) <= 1e-3 ? value.toExponential(4) : number(value, 4);
+}
+
 // A value of any size in few characters.
 export function brief(value) {
   const size = Math.abs(value);

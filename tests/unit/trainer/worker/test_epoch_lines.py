@@ -3,7 +3,8 @@
 import pytest
 
 from shoal_trainer.contract import EpochReport, Outcome, Phase, StatusReport, TerminationMessage
-from shoal_trainer.run.epoch_lines import EpochLines, value
+from shoal_trainer.run.epoch_lines import EpochLines
+from shoal_trainer.run.table import metric
 
 LOSS = {"loss": 0.5}
 EVALUATED = {"loss": 0.5, "val_accuracy": 0.9, "val_loss": 0.25}
@@ -78,6 +79,6 @@ def test_epoch_that_no_report_showed_is_printed_at_the_end(lines):
 
 
 def test_values_are_written_as_by_keras():
-    assert [value(number) for number in (0.0, 0.5, 12.34567, 0.0001)] == [
+    assert [metric(number) for number in (0.0, 0.5, 12.34567, 0.0001)] == [
         "0.0000", "0.5000", "12.3457", "1.0000e-04",
     ]  # fmt: skip
