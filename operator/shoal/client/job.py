@@ -85,8 +85,11 @@ class Job:
 
     def pods(self) -> list[Json]:
         """Its pods that exist; not those of an earlier job of its name, which may end for long."""
-        mine = f"{JOB_UID}={self.seen.metadata.uid}"
-        return self._api.list(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=mine)
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        found = self._api.list(path, labelSelector=f"{JOB_UID}={self.seen.metadata.uid}")
+        if not found:  # it may have been deleted and submitted again since it was seen
+            found = self._api.list(path, labelSelector=f"{JOB_UID}={self.refresh().metadata.uid}")
+        return found
 
     def events(self) -> list[Json]:
         """The events about it, and what went wrong with its pods, as far as Kubernetes still has them; oldest first.

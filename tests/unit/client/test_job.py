@@ -431,6 +431,16 @@ def test_pods_of_a_deleted_job_of_the_name_are_not_those_of_the_job(with_logs: F
     assert "digits-ps-0-1" not in {each["metadata"]["name"] for each in job.pods()}
 
 
+def test_a_job_that_was_submitted_again_has_the_pods_of_now(with_logs: FakeApi) -> None:
+    job = Job(with_logs, "digits")
+    before = job.refresh().metadata.uid
+    for path, each in with_logs.objects.items():
+        if "/pods/" in path:
+            each["metadata"]["labels"]["shoal.dev/job-uid"] = f"{before}-again"
+    with_logs.objects[job.path]["metadata"]["uid"] = f"{before}-again"
+    assert list(job.logs()) == ["digits-ps-0-0 now"]
+
+
 def test_a_log_that_went_with_its_node_is_told(with_logs: FakeApi) -> None:
     for slot, role in ((2, "worker"), (0, "ps"), (7, "worker")):
         with pytest.raises(

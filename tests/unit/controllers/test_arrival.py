@@ -164,6 +164,17 @@ def test_nodes_that_were_unknown_while_the_watch_was_behind_have_been_heard_agai
 
 
 @pytest.mark.looptime
+def test_node_that_booted_while_the_watch_was_behind_was_not_silent() -> None:
+    state = ClusterState(Wakes(), wall=lambda: NOW)
+    for boot, said in (("one", NOW - HOUR), ("two", NOW)):
+        manifest = build.node_manifest("n0", boot=boot)
+        manifest["metadata"]["resourceVersion"] = "1" if boot == "one" else "2"
+        manifest["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(said)
+        state.nodes.put(Node.model_validate(manifest))
+    assert state.nodes_heard_again == []
+
+
+@pytest.mark.looptime
 def test_taint_without_a_time_was_added_when_it_was_first_seen() -> None:
     """A failure an hour later is none of its node."""
     taint = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}

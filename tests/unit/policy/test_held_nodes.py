@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -172,3 +173,83 @@ def test_job_is_told_why_others_have_its_nodes() -> None:
     assert "after 5 minutes its node is left to other jobs" in told
     world.said(FULL)
     assert "needs a node of CapacityPool a with room" in plan(world.observation()).status.words
+
+
+SOME_MATCH = "0/4 nodes are available: {}, 3 node(s) didn't match Pod's node affinity/selector."
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "1 cannot allocate all claims",
+        "1 node(s) exceed max volume count",
+        "1 node(s) did not have enough free storage",
+        "1 Too many pods",
+    ],
+)
+def test_job_has_the_node_of_a_worker_that_the_next_one_would_take(why: str, mode: str) -> None:
+    """The nodes that do not match are of others; that of the pool is full, for whatever reason."""
+    world = Waiting(mode)
+    world.tick(301)
+    world.said({"message": SOME_MATCH.format(why)})
+    assert world.holds() == {"a": 4}
+
+
+def test_nodes_that_a_job_avoids_say_nothing_of_the_next_one() -> None:
+    world = Waiting("Manual")
+    until = build.stamp(build.NOW + timedelta(hours=1))
+    world.status["excludedNodes"] = [{"node": f"a-{n}", "reason": "Failures", "until": until} for n in (0, 1)]
+    world.tick(301)
+    world.said(LABELS)
+    assert world.holds() == {"a": 4}
+
+
+@pytest.mark.parametrize(
+    ("asks", "there", "cores", "has"),
+    [
+        ({"cpu": "16"}, OF_8, 32, 4),
+        ({"cpu": "8"}, {**OF_8, "cpu": "7910m"}, 8, 2),
+        ({"nvidia.com/gpu": "1"}, {**OF_8, "nvidia.com/gpu": "0"}, 8, 4),
+    ],
+    ids=["larger ones are to come", "its system has a part", "its device plugin begins again"],
+)
+def test_job_has_the_node_of_a_worker_that_one_to_come_would_take(
+    asks: Any, there: Any, cores: int, has: int
+) -> None:
+    world = Waiting("Manual", asks=asks, cores=cores)
+    for node in world.nodes.values():
+        node["status"]["allocatable"] = there
+    world.tick(301)
+    world.said(
+        {"message": "0/3 nodes are available: 2 Insufficient cpu, 1 node(s) didn't match node selector."}
+    )
+    assert world.holds() == {"a": has}
+
+
+@pytest.mark.parametrize("elsewhere", [0, 4], ids=["they back off", "the pool is full"])
+def test_what_a_job_is_kept_to_is_without_its_queued_worker_once(elsewhere: int) -> None:
+    """Taken off at each look, it went from 9 to 5 and back, with a write each time, and the job's nodes to others."""
+    spec = {"replicas": 10, "minReplicas": 1, "maxReplicas": 10, "elasticity": {"mode": "Auto"}}
+    world = Pools(pool("a", limit=10), nodes={"a": 9}, **spec)
+    world.propose({"a": 10})
+    world.settle()
+    workers = {name: each for name, each in world.pods.items() if "-worker-" in name}
+    (queued,) = (each for each in workers.values() if not each["spec"].get("nodeName"))
+    queued["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", **GATED}]
+    world.reconcile()
+    running = [name for name, each in workers.items() if each is not queued]
+    for name in running[:4]:
+        if elsewhere:
+            del world.nodes[world.pods[name]["spec"]["nodeName"]]
+            world.vanish(name)
+        else:
+            world.kill_pod(name, 1)
+    world.elsewhere = {"a": elsewhere}
+    kept = list[int]()
+    for _ in range(6):
+        made = plan(world.observation()).status
+        assert made.plan is not None
+        kept.append((made.plan.kept_to or {})["a"])
+        world.status = made.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert set(kept) == {9}

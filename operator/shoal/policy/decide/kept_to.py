@@ -13,6 +13,7 @@ the job is kept to is without these, for as long as that is so; one that waits f
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -22,18 +23,18 @@ from shoal.api.amounts import Amounts, fits
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
 from shoal.policy.facts.read import Facts
-from shoal.policy.facts.waits import UNREAD_NODES, Wait, wait_of
 
 if TYPE_CHECKING:
     from shoal.policy.decide.wanted import Wanted
 
+OF_THE_SYSTEM = 1.0
+"""Cores of a node that its system may keep for itself."""
 PATIENCE = timedelta(minutes=5)
 """A volume is made within a minute or two, and the scheduler tries each pod again within this time."""
 _LACKS = "Insufficient "
-_OTHER_NODES = "match Pod's node affinity", "match node selector"
-_OF_A_ZONE = "match pod affinity", "volume node affinity"
-"""In the scheduler's words: a pod asks for more than is left; for other nodes than there are; for one in a zone, which
-may come."""
+_OF_NODES = re.compile(r"\b0/(\d+) nodes are available")
+_OTHER_NODES = re.compile(r"(\d+) node\(s\) didn't match (?:Pod's node affinity|node selector)")
+"""In the scheduler's words: a pod asks for more than is left; of how many nodes; and how many are not as it asks."""
 
 
 def kept_to(
@@ -51,13 +52,17 @@ def kept_to(
     if facts.suspended:
         return _before(facts) or None
     planned, lacks = _planned(wanted), Counter(pool for pool, _ in denied)
+    less = Counter(
+        pool for pool, index in vain if (home := wanted.homes.get(index)) is not None and home.pool == pool
+    )
     have = pods_by_pool(facts)
-    kept = {pool: max(planned[pool] - number, have[pool]) for pool, number in lacks.items() if pool}
+    kept = {
+        pool: max(planned[pool] - number, have[pool]) - less[pool] for pool, number in lacks.items() if pool
+    }
     kept = still_kept_to(facts, wanted) | kept
-    for pool, index in vain:
-        if (home := wanted.homes.get(index)) is not None and home.pool == pool:
-            kept[pool] = max(0, kept.get(pool, planned[pool]) - 1)
-    return kept or None
+    for pool, number in less.items():  # what is recorded is without them
+        kept[pool] = min(kept.get(pool, planned[pool]), planned[pool] - number)
+    return {pool: max(0, number) for pool, number in kept.items()} or None
 
 
 def in_vain(facts: Facts) -> set[tuple[str, int]]:
@@ -76,6 +81,8 @@ class _Waits:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._known: dict[tuple[str, Amounts | None], bool] = {}
+        self._avoided = {each.node for each in facts.job.status.excluded_nodes}
+        """They say nothing of the pool: its next node would take the pod."""
 
     def are_in_vain(self, slot: Slot, pod: Pod) -> bool:
         """Whether the pod has no node and, as far as is seen, never will. Most that wait are told by their words."""
@@ -103,30 +110,41 @@ class _Waits:
         return any(at is not None and not self._facts.timers.pending(at + PATIENCE) for at in ready)
 
     def _has_none_for(self, pool: str, asked: Amounts) -> bool:
-        """Whether none would take such a pod if it were empty. What it does not name, its driver may bring."""
-        kinds = set[Amounts]()
-        for has in (node.status.allocatable for node in self._nodes(pool)):
-            if has in kinds:  # as most are
-                continue
-            kinds.add(has)
-            named = {name for name, _ in has}
-            if fits(tuple(each for each in asked if each[0] in named), has):
-                return False
-        return True
+        """Whether none would take such a pod if it were empty, nor one with the cores that the pool says.
+
+        What a node has nothing of, its driver may bring.
+        """
+        kinds = {node.status.allocatable for node in self._nodes(pool)}
+        cores = self._facts.seen.pools[pool].spec.cores or 0.0
+        if cores > max(dict(has).get("cpu", 0.0) for has in kinds) + OF_THE_SYSTEM:  # larger ones are to come
+            kinds.add((("cpu", cores),))
+        return not any(_may_fit(asked, has) for has in kinds)
 
     def _nodes(self, pool: str) -> Iterator[Node]:
         known = self._facts.seen.pools.get(pool)
         if known is None or not known.status.nodes:
             return iter(())
-        labels = known.spec.node_selector.items()
-        return (node for node in self._facts.seen.nodes.values() if labels <= node.metadata.labels.items())
+        labels, avoided = known.spec.node_selector.items(), self._avoided
+        return (
+            node
+            for node in self._facts.seen.nodes.values()
+            if labels <= node.metadata.labels.items() and node.metadata.name not in avoided
+        )
+
+
+def _may_fit(asked: Amounts, has: Amounts) -> bool:
+    named = {name for name, amount in has if amount}
+    return fits(tuple(each for each in asked if each[0] in named), has)
 
 
 def asks_for_others(pod: Pod) -> bool:
-    """Whether the scheduler says that all nodes that there are lack what the pod asks for, such as labels."""
+    """Whether the scheduler says of each node that there is that it is not as the pod asks, by its labels.
+
+    Said of some, it is of others' nodes, and those of the pool may be full.
+    """
     words = pod.unschedulable_words
-    others = any(each in words for each in _OTHER_NODES) and not any(each in words for each in _OF_A_ZONE)
-    return others and wait_of(pod, UNREAD_NODES) is Wait.NO_FIT
+    of = _OF_NODES.search(words)
+    return of is not None and sum(map(int, _OTHER_NODES.findall(words))) == int(of[1]) > 0
 
 
 def still_kept_to(facts: Facts, wanted: Wanted) -> dict[str, int]:

@@ -43,10 +43,10 @@ def heard_since(node: Node) -> datetime | None:
 def heard_again(old: Node, new: Node) -> datetime | None:
     """When a node was heard again that had been Unknown; None if it was not.
 
-    Or that may have been while the watch was behind: it is Ready, and since another time than it was before.
+    Or that may have been while the watch was behind: it is Ready since another time than before, in the same boot.
     """
     since, before = heard_since(new), heard_since(old)
-    missed = before != since and _is_ready(old) and _is_ready(new)
+    missed = before != since and _is_ready(old) and _is_ready(new) and new.is_machine(old.machine)
     return since if silent_since(old) is not None or missed else None
 
 
