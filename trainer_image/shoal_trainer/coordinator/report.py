@@ -108,12 +108,17 @@ def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
         step=report.step,
         epoch=report.epoch,
         samples=report.samples,
-        loss=report.loss,
-        metrics=report.metrics,
+        loss=None if report.loss is None else _short(report.loss),
+        metrics={name: _short(value) for name, value in report.metrics.items()},
         wasted_steps=report.wasted_steps,
         data=report.data,
         ranges=counted,
     )
+
+
+def _short(value: float) -> float:
+    """With six digits: those of many metrics are to fit in the 4 KB that a kubelet keeps."""
+    return float(f"{value:.6g}")
 
 
 def metrics(record: Record) -> dict[str, float]:

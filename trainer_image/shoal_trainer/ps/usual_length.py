@@ -10,10 +10,11 @@ root mean square.
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
+from statistics import fmean, median_low
 
 FIRST = 11
-"""It begins as the median of so many, or the share below: the first gradient may be one of the short ones."""
+"""It begins as the median of so many, or the share below, without the longest: the first gradient may be one of the
+short ones, and one that is far too long is to be shortened among them, too."""
 SMOOTHING = 0.02
 """The share of the newest length, and of its square, in the means."""
 GROWTH = 1.002
@@ -48,6 +49,7 @@ class UsualLength:
         return usual
 
     def _begin(self, first: list[float]) -> float:
-        self._first, self._square = first, fmean(length * length for length in first)
-        self.value = max(median(first), SHARE * math.sqrt(self._square))
+        self._first, usual = first, sorted(first)[:-1] or first
+        self._square = fmean(length * length for length in usual)
+        self.value = max(median_low(first), SHARE * math.sqrt(self._square))
         return self.value

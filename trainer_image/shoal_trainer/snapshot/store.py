@@ -311,7 +311,7 @@ class SnapshotStore:
                     damage = damage or SnapshotError(str(error))  # itself it keeps what was read in memory
                 else:
                     self._loaded = manifest.number
-                    self._skipped.discard(manifest.number)
+                    self._skipped = {each for each in self._skipped if each > manifest.number}
                     return (manifest, copy), damage
             if self.next_number() == number:
                 return None, damage

@@ -26,6 +26,17 @@ def test_worker_trains_exports_and_finishes():
     assert report.ranges(bench.coordinator.record).once == 4
 
 
+def test_numbers_of_the_end_are_short():
+    """With 17 digits each, those of 80 metrics did not fit in a termination message, and some were left out."""
+    bench = Bench(validation=True)
+    bench.join(0)
+    work = bench.train(0)
+    numbers = {"val_accuracy": 2 / 3, "val_mse": 4.2123456789e-7}
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=numbers))
+    end = report.succeeded(bench.coordinator)
+    assert {name: end.metrics[name] for name in numbers} == {"val_accuracy": 0.666667, "val_mse": 4.21235e-7}
+
+
 def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
     bench = Bench(validation=True, callbacks=True)
     bench.join(0)

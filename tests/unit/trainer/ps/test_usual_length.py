@@ -42,6 +42,14 @@ def test_a_first_gradient_that_is_short_does_not_shorten_the_next() -> None:
     assert (factors([0.1] + [1.0] * 100) < 0.9).sum() <= 2
 
 
+@pytest.mark.parametrize("at", [1, 2, 5, 10])
+def test_one_of_the_first_that_is_far_too_long_is_shortened(at: int) -> None:
+    """It counted in what it was compared with, and then nothing was shortened for a thousand pushes."""
+    found = factors([1.0] * at + [1e3] + [1.0] * 60 + [5.0])
+    assert found[at] == pytest.approx(1e-3)
+    assert found[-1] == pytest.approx(0.2, rel=0.1)
+
+
 def test_one_that_is_far_too_long_is_soon_forgotten() -> None:
     found = factors([1.0] * 50 + [1e6] + [1.0] * 60 + [5.0])
     assert found[50] == pytest.approx(1e-6)

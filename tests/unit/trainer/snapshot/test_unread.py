@@ -84,6 +84,28 @@ def without_gc() -> Iterator[None]:
     gc.enable()
 
 
+def test_a_snapshot_that_was_unreadable_for_a_while_is_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two could not be read, until an older one was: the newer of them is loaded then, and the other is as good."""
+    bench.saved.append(save(bench.store, shards(1)))
+    away, read = {bench.part(3), bench.part(4)}, bench.store._read_part
+
+    def reads(part: Any, *rest: Any) -> Any:
+        if part.file == bench.part(2):
+            away.clear()
+        return read(part, *rest)
+
+    monkeypatch.setattr(bench.store, "_read_part", reads)
+    bench.storage.refuses = lambda name: name.removeprefix("snapshots/") in away
+    found = bench.tries(400)
+    assert found is not None
+    assert found.number == 4
+    save(bench.store, shards(1))
+    bench.store.prune(3, 0)
+    assert [manifest.number for manifest in bench.store.manifests()] == [5, 4, 3]
+
+
 @pytest.mark.parametrize("file", ["part", "manifest"])
 def test_older_snapshot_is_taken_where_a_file_of_the_newest_alone_cannot_be_read(
     bench: Bench, caplog: pytest.LogCaptureFixture, file: str
