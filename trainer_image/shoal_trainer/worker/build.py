@@ -32,8 +32,8 @@ from shoal_trainer.worker.weighing import WeighedLoss, weigh_samples
 BUILD_PARTS = "Build its parts before you return it: start each with keras.Input(…), or call its build(…)."
 
 
-def build(model: Any, example: Batch, reference: int | None = None) -> None:
-    """Create the variables of the model, its loss, metrics and optimizer. `reference`: see `FlatModel`.
+def build(model: Any, example: Batch) -> None:
+    """Create the variables of the model, its loss, metrics and optimizer.
 
     Raises `UserError` if that fails, `OutOfMemory` if they do not fit.
     """
@@ -49,7 +49,7 @@ def build(model: Any, example: Batch, reference: int | None = None) -> None:
             "from the parameter servers. Override train_step(data) instead."
         )
     _check_compiled(model)
-    weigh_samples(model, (reference or example.size) / example.size)
+    weigh_samples(model)
     try:
         with memory_is_enough():
             if has_own_step(model) and not has_call(model):

@@ -64,6 +64,7 @@ from shoal_trainer.worker.seeds import keep_drawing, vary_others, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
 from shoal_trainer.worker.vector import Inclusion, Mean, Vector
+from shoal_trainer.worker.weighing import share_sums
 from shoal_trainer.worker.xla import INSTEAD, unsupported
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class FlatModel:
 
     `worker` (slot, incarnation) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
     the seeds of the model.
-    `reference`: the samples of a push of weight 1 (None: those of `example`), as whose sum a loss that is one counts.
+    `reference`: the samples of a push of weight 1 (None: those of `example`). Gradients for the servers are those of a
+    loss that, if it is a sum, is one of so many samples.
     `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
     empty: TensorFlow chooses); several share each batch.
     """
@@ -118,7 +120,7 @@ class FlatModel:
         self.model = model
         self.wire: Wire = wire
         self.example = example
-        build(model, example, reference)
+        build(model, example)
         keep_drawing()
         vary_seeds(model, worker, seed)
         self._vary = partial(vary_others, model, worker=worker, seed=seed)
@@ -126,6 +128,8 @@ class FlatModel:
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
         self.on_server = not why_worker(model)
+        if self.on_server:
+            share_sums(model, (reference or example.size) / example.size)
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)

@@ -28,12 +28,8 @@ from shoal_trainer.worker.keras_internals import (
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def weigh_samples(model: Any, share: float = 1.0) -> None:
-    """Wrap the losses of a compiled model, so that they accept one weight per sample.
-
-    `share`: how many batches of this worker are one that a push of weight 1 has. A push counts by its samples, which
-    suits a mean; a loss that is a sum grows with the batch already, so it is made that of a batch of the job.
-    """
+def weigh_samples(model: Any) -> None:
+    """Wrap the losses of a compiled model, so that they accept one weight per sample."""
     compiled = compiled_loss(model)
     if compiled is None:
         return
@@ -42,9 +38,7 @@ def weigh_samples(model: Any, share: float = 1.0) -> None:
         losses = flat_losses(
             compiled,
             lambda each: (
-                each
-                if isinstance(each.loss, WeighedLoss)
-                else each._replace(loss=WeighedLoss(each.loss, share))
+                each if isinstance(each.loss, WeighedLoss) else each._replace(loss=WeighedLoss(each.loss))
             ),
         )
         for each, metric in zip(losses, compiled.metrics, strict=False):  # none with one output
@@ -58,6 +52,17 @@ def weigh_samples(model: Any, share: float = 1.0) -> None:
         wrap()
     else:
         keras_build, compiled.build = compiled.build, build
+
+
+def share_sums(model: Any, share: float) -> None:
+    """Make the losses of a built model that are sums those of a batch of the job, for pushes that count by samples.
+
+    `share`: how many batches of this worker are one that a push of weight 1 has. That a push counts by its samples
+    suits a mean; a sum grows with the batch already.
+    """
+    compiled = compiled_loss(model)
+    for each in flat_losses(compiled) if compiled is not None else ():
+        each.loss.share = share
 
 
 def filled(weights: Any, samples: Any) -> Any:
@@ -112,10 +117,12 @@ def overstated(model: Any) -> Any:
 
 
 class WeighedLoss:
-    """A wrapped loss of `compile()`. `share`: see `weigh_samples`."""
+    """A wrapped loss of `compile()`."""
 
-    def __init__(self, loss: Any, share: float = 1.0) -> None:
-        self._loss, self._share = loss, share
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.share = 1.0
+        """See `share_sums`."""
         self.samples: Any = None
         """The number of rows of the last batch, a scalar tensor of the function that is being traced."""
         self.classes: int | None = None
@@ -132,12 +139,10 @@ class WeighedLoss:
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
         found, reduction = self._computed(y_true, y_pred, weights), getattr(self._loss, "reduction", "mean")
-        if self._share != 1 and reduction == "sum":
-            found *= self._share
-        elif (
-            self._share != 1 and reduction not in MEANS
-        ):  # values of samples, of whose gradients Keras takes the sum
-            found = self._share * found + tf.stop_gradient((1 - self._share) * found)
+        if self.share != 1 and reduction == "sum":
+            found *= self.share
+        elif self.share != 1 and reduction not in MEANS:  # values, of whose gradients Keras takes the sum
+            found = self.share * found + tf.stop_gradient((1 - self.share) * found)
         mean = tf.reduce_mean(found)
         if self.whole is not None and reduction not in MEANS:
             found *= tf.cast(self.whole, found.dtype)

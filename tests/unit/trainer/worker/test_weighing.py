@@ -271,3 +271,21 @@ def test_samples_count_alike_in_batches_of_any_size(reduction, rows, size):
     mean = (seen[:, 0] ** 2).mean()
     loss = mean * reference * rows / size if reduction == "sum" else mean
     assert step.loss == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("reduction", ["sum", None])
+@pytest.mark.parametrize("size", [8, 32])
+def test_a_sum_whose_optimizer_runs_on_the_worker_is_that_of_its_batch(reduction, size):
+    """A push of differences does not count by its samples."""
+    x = np.random.default_rng(0).normal(size=(size, 3)).astype("float32")
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1, kernel_initializer="zeros")])
+    model.compile(
+        keras.optimizers.SGD(0.01, use_ema=True), keras.losses.MeanSquaredError(reduction=reduction)
+    )
+    batch = next(iter(Indexed.from_arrays(x, x[:, :1]).read(Part(0, size), size)))
+    flat_model = FlatModel(model, batch, "fp32", reference=16)
+    step = flat_model.step(parameters(flat_model), batch)
+    moved = 0.01 * 2 * (x[:, :1] * np.hstack([x, np.ones((size, 1))])).sum(0)
+    np.testing.assert_allclose(np.asarray(step.update)[:4], moved, rtol=1e-4, atol=1e-6)
+    values = x[:, 0] ** 2
+    assert step.loss == pytest.approx(values.sum() if reduction else values.mean(), rel=1e-4)
