@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -242,10 +243,14 @@ class Coordinator:
             return self.record.tasks.held(worker, token)
 
     def leave(self, request: Leave) -> None:
-        """A worker leaves: release the rest of its leases, and refuse later pushes."""
+        """A worker leaves: release the rest of its leases, and refuse later pushes. Files that still wait are lost."""
         with self.lock:
             member = self._contact(request.worker)
             self.record.counters.wasted_steps += member.newly_wasted(request)
+            sends = request.worker in self.record.tasks.files.missing.values()
+            if sends and request.files is not None:
+                with suppress(Overtaken):
+                    self.unsent_files(request.files)
             self.departures.left(
                 member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, ""
             )

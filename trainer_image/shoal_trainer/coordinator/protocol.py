@@ -319,6 +319,9 @@ class UnsentFiles(Caller):
 class Leave(WithWaste):
     """A worker leaves the job."""
 
+    files: UnsentFiles | None = None
+    """Its last word about them, in the same request: a server that hangs takes 10 s for each. None: unknown."""
+
 
 class Failed(Caller):
     """A worker ends because of an error in the user's code."""

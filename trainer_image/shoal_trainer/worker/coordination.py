@@ -5,7 +5,6 @@ A thread joins the coordinator and then sends a heartbeat each second, also whil
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -269,14 +268,16 @@ class ControlPlane:
 
     def announce(self, names: Iterable[str], written: Mapping[str, int]) -> None:
         """See `late_files.Plane`."""
-        said = UnsentFiles(
+        self._client.send(self._word(names, written))
+
+    def _word(self, names: Iterable[str], written: Mapping[str, int]) -> UnsentFiles:
+        return UnsentFiles(
             **self._client.identity,
             names=tuple(names),
             called=self._called,
             written=dict(written),
             left_out=dict(self._left_out),
         )
-        self._client.send(said)
 
     def forget(self, name: str) -> None:
         """This file was not sent: the next callbacks of this worker upload it again."""
@@ -288,10 +289,10 @@ class ControlPlane:
 
     def leave(self, wasted: Wasted) -> None:
         """Leave the job. Files of callbacks that the storage has not taken are lost."""
-        with contextlib.suppress(TrainerError):  # others run the callbacks now, or nobody answers
-            self._late.leave()
+        self._late.stop()
+        files = self._word(self._late.copies, self._late.written)  # in this order: see `join`
         counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
-        self._client.send(Leave(**self._client.identity, **counts))
+        self._client.send(Leave(**self._client.identity, **counts, files=files))
 
     def failed(self, error: Exception) -> None:
         """Report an error in the user's code."""

@@ -66,8 +66,6 @@ class LateFiles(Background):
         """Of the files that wait, in the order in which they are sent."""
         self.written: dict[str, int] = {}
         """Of the files that wait, and of those that were to and that the storage has not taken: the epoch."""
-        self._told: tuple[str, ...] = ()
-        """Those of which the coordinator was told last that they wait."""
         self._numbers = itertools.count()
         self._trouble = Unreachable("files of callbacks wait for the storage")
         self._backoff = Backoff()
@@ -110,7 +108,7 @@ class LateFiles(Background):
         held = sum(copy.stat().st_size for copy in self._folder.iterdir())
         if 2 * (held + sum(map(_size, files.values()))) > held + shutil.disk_usage(self._folder).free:
             raise trouble
-        self._tell({*self.copies, *files}, self.written | dict.fromkeys(files, epoch))
+        self._plane.announce({*self.copies, *files}, self.written | dict.fromkeys(files, epoch))
         copies = dict[str, Path]()
         try:
             for name, path in files.items():
@@ -139,22 +137,10 @@ class LateFiles(Background):
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def leave(self) -> None:
-        """Begin no further call, and tell what was stored since the last word: the rest is lost with this worker."""
-        self.stop()
-        with self._lock:
-            if set(self._told) != self.copies.keys():
-                self._tell(self.copies, self.written)
-
-    def _tell(self, names: Iterable[str], written: Mapping[str, int]) -> None:
-        told = tuple(names)
-        self._plane.announce(told, written)
-        self._told = told
-
     def _next(self) -> list[tuple[str, Path]]:
         """Tell which files come; returns those to send before it is told again: of many a sixteenth, for its cost."""
         with self._lock:  # so that the coordinator hears of no older state later
-            self._tell(self.copies, self.written)
+            self._plane.announce(self.copies, self.written)
             return list(self.copies.items())[: 1 + len(self.copies) // 16]
 
     def _send(self) -> float | None:

@@ -895,14 +895,38 @@ def test_files_that_were_stored_by_the_time_their_worker_leaves_are_not_told_as_
     assert len(late.copies) == 41 - 3
 
 
-def test_a_worker_whose_files_are_all_told_says_no_further_word_as_it_leaves(cluster):
+def test_a_worker_leaves_with_one_request_whatever_was_stored_since_its_last_word(cluster, monkeypatch):
+    """Each takes 10 s while parameter server 0 hangs, and a pod has 20 s to end."""
     cluster.full = True
+    cluster.epoch(a="1", b="2")
+    cluster.full, plane, asked = False, cluster.planes[0], []
+    plane._late._send_one(*plane._late._next()[0])
+
+    def hangs(request):
+        asked.append(type(request))
+        raise Unreachable("no answer")
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(plane._client, "send", hangs)
+        with pytest.raises(Unreachable):
+            plane.leave(Wasted())
+    assert asked == [Leave]
+    plane.leave(Wasted())
+    assert cluster.tasks.files.missing == {"logs/b": ""}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_worker_that_leaves_asks_for_a_snapshot_if_its_last_late_file_is_stored(cluster, monkeypatch, late):
+    """One before it may say that the file is lost."""
+    cluster.full = late
     cluster.epoch(a="1")
-    line = cluster.planes[0]._client
-    words = len(line.said)
-    cluster.planes[0].leave(Wasted())
-    assert len(line.said) == words
-    assert cluster.tasks.files.missing == {"logs/a": ""}
+    cluster.full, plane, asked = False, cluster.planes[0], []
+    for name, copy in plane._late._next():
+        plane._late._send_one(name, copy)
+    monkeypatch.setattr(cluster.service.coordinator.course, "snapshot_soon", lambda: asked.append(True))
+    plane.leave(Wasted())
+    assert asked == [True] * late
+    assert cluster.tasks.files.missing == {}
 
 
 def test_a_word_that_a_later_one_overtook_holds_up_no_export(cluster):
