@@ -17,15 +17,17 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
-from tests.unit.trainer.ps.shards import push_to
+from tests.unit.trainer.ps.shards import Clock, push_to
 
 WORKERS = 200
 
 
 @pytest.fixture
 def coordinator():
-    shard = ShardStore(0, 1, 0)
-    found = Coordinator(JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=1), 2, shard)
+    clock = Clock()  # on a slow machine a second passes, after which all are looked at
+    shard = ShardStore(0, 1, 0, clock=clock)
+    job = JobIdentity(namespace="n", name="j", uid="u")
+    found = Coordinator(job, StopAfter(epochs=1), 2, shard, clock=clock)
     shard.hello(0, 0, ModelSpec(fingerprint="0" * 64, parameters=4))
     shard.offer(0, 0, aligned(4))
     for slot in range(WORKERS):
