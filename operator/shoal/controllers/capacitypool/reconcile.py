@@ -128,14 +128,17 @@ class PoolReconciler:
     def _asked_by_workers(self, pool: CapacityPool, nodes: Set[str]) -> Iterator[tuple[Amounts | None, int]]:
         """What the workers ask for that jobs have in the pool, or are to have, and how many do.
 
-        There may be thousands: where nobody has edited the job, and the first and the last that are known ask for what
-        its template says, all do. That depends on the pool, too, which may have been edited since.
+        There may be thousands: where nobody has edited the job, all ask for what its template says. That depends on the
+        pool, too: if somebody has edited that, they do where the first and the last that are known do.
         """
         for job, count in self._members.counts(pool.metadata.name):
             if count <= 0:
                 continue
-            its = self._state.pods.indexed("run", (key_of(job), job.metadata.uid))
             template = partial(self._asked.of, job, pool)
+            if job.metadata.generation <= 1 >= pool.metadata.generation:
+                yield template(), count
+                continue
+            its = self._state.pods.indexed("run", (key_of(job), job.metadata.uid))
             if job.metadata.generation <= 1:
                 ends = (next(_workers_on(nodes, pods), None) for pods in (its, reversed(its)))
                 asked = template()

@@ -634,11 +634,12 @@ async def _look(
     pool: Any = None,
     ready: timedelta | None = None,
     generation: int = 1,
+    edited: bool = False,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata.
 
     `has`: what each node has, or each of them. `server`: when a parameter server elsewhere got its node. `ready`: for
-    how long its own nodes have been.
+    how long its own nodes have been. `edited`: somebody has edited the pool.
     """
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
@@ -653,7 +654,8 @@ async def _look(
         "price": {"perHour": 1},
         **(pool or {}),
     }
-    body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
+    meta = {"name": "spot", "uid": "spot", "resourceVersion": "1", "generation": 1 + edited}
+    body = {"metadata": meta, "spec": spec}
     state.pools.put(
         CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
     )
@@ -793,6 +795,7 @@ async def test_a_pool_that_is_edited_buys_no_node_for_workers_that_have_theirs(
         elasticity={"mode": "Auto"},
         pool={"accelerator": {"name": "T4", "count": 4}, "limits": {"nodes": 40}},
         generation=generation,
+        edited=True,
     )
     assert found.recommended.nodes == recommended
 
