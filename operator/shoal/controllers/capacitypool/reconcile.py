@@ -134,10 +134,10 @@ class PoolReconciler:
         for job, count in self._members.counts(pool.metadata.name):
             if count <= 0:
                 continue
-            template = partial(self._asked.of, job, pool)
             if job.metadata.generation <= 1 >= pool.metadata.generation:
-                yield template(), count
+                yield self._asked.of(job, pool), count
                 continue
+            template = partial(self._asked.of, job, pool)
             its = self._state.pods.indexed("run", (key_of(job), job.metadata.uid))
             if job.metadata.generation <= 1:
                 ends = (next(_workers_on(nodes, pods), None) for pods in (its, reversed(its)))
