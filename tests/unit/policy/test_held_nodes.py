@@ -143,10 +143,11 @@ OF_8, OF_64 = {"cpu": "8", "memory": "32Gi"}, {"cpu": "64", "memory": "256Gi"}
         ({"nvidia.com/gpu": "1"}, [OF_8, OF_64], 7200, 3600, 4),
         ({"nvidia.com/gpu": "8"}, [{**OF_8, "nvidia.com/gpu": "1"}] * 2, 301, 3600, 2),
         ({"nvidia.com/gpu": "8"}, [{**OF_8, "nvidia.com/gpu": "1"}, OF_8], 7200, 3600, 4),
+        ({"hugepages-2Mi": "1Gi"}, [{**OF_8, "hugepages-2Mi": "0"}] * 2, 301, 3600, 2),
     ],
     ids=[
         *("more than any has", "not for long", "all are new", "one has room", "nobody knows"),
-        *("no driver yet", "more GPUs", "no driver on one"),
+        *("no driver yet", "more GPUs", "no driver on one", "huge pages"),
     ],
 )
 def test_job_has_no_node_for_a_worker_that_is_too_large_for_any(

@@ -66,6 +66,10 @@ class CallbackFiles:
         """The worker that sends files later, until it has sent them or is lost."""
         return next((who for who in self.missing.values() if not isinstance(who, str)), None)
 
+    def are_of(self, worker: Worker) -> bool:
+        """Whether this worker sends files later, or a snapshot says that it does."""
+        return any(file.worker == worker for file in self._files.values())
+
     @property
     def left_out(self) -> dict[str, str]:
         """The missing files that never come although their worker is there, and why."""

@@ -247,8 +247,7 @@ class Coordinator:
         with self.lock:
             member = self._contact(request.worker)
             self.record.counters.wasted_steps += member.newly_wasted(request)
-            sends = request.worker in self.record.tasks.files.missing.values()
-            if sends and request.files is not None:
+            if request.files is not None and self.record.tasks.files.are_of(request.worker):
                 with suppress(Overtaken):
                     self.unsent_files(request.files)
             self.departures.left(

@@ -58,8 +58,8 @@ class SnapshotStore:
         """When the last bytes went into a shard's file; None: none is being written."""
         self._loaded: int | None = None
         """The number of the snapshot that was loaded, until one is published here: newer ones may be damaged."""
-        self._skipped: set[int] = set()
-        """The numbers of those that could not be loaded when they were last tried."""
+        self._damaged: set[int] = set()
+        """The numbers of those that were read, and could not be loaded: one that cannot be read may be sound."""
         self._behind = frozenset[int]()
         """Those of them that are older than one that was published here: nobody needs them."""
         self._unread = Unread(clock)
@@ -168,7 +168,7 @@ class SnapshotStore:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._published.create(manifest):
-                self._loaded, self._behind = None, frozenset(self._skipped)
+                self._loaded, self._behind = None, frozenset(self._damaged)
                 return manifest
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
@@ -298,6 +298,7 @@ class SnapshotStore:
         Again if none can be loaded and newer ones were published: what was listed may have been removed since. `Outrun`
         if that happens again and again.
         """
+        began = self._clock()
         for _ in range(LOAD_TRIES):
             number, damage = self.next_number(), None
             for manifest in filter(wanted, self._published.newest_first()):
@@ -307,11 +308,12 @@ class SnapshotStore:
                 except SnapshotError as error:  # shards that do not read this file load this snapshot
                     text = f"snapshot {manifest.number}: {error}: skipped by shard {index} of {shards}"
                     self._published.tell(logging.ERROR, text)
-                    self._skipped.add(manifest.number)
+                    if self._unread.since(began).keys().isdisjoint(part.file for part in manifest.shards):
+                        self._damaged.add(manifest.number)
                     damage = damage or SnapshotError(str(error))  # itself it keeps what was read in memory
                 else:
                     self._loaded = manifest.number
-                    self._skipped = {each for each in self._skipped if each > manifest.number}
+                    self._damaged.discard(manifest.number)
                     return (manifest, copy), damage
             if self.next_number() == number:
                 return None, damage

@@ -84,12 +84,19 @@ def without_gc() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_a_snapshot_that_was_unreadable_for_a_while_is_kept(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
 ) -> None:
-    """Two could not be read, until an older one was: the newer of them is loaded then, and the other is as good."""
+    """Two could not be read, until an older one was: the newer of them is loaded, and the other is as good.
+
+    Unless that has been read, and is damaged.
+    """
     bench.saved.append(save(bench.store, shards(1)))
     away, read = {bench.part(3), bench.part(4)}, bench.store._read_part
+    if damaged:
+        (tmp_path / "snapshots" / bench.part(3)).write_bytes(b"damaged")
+        away.remove(bench.part(3))
 
     def reads(part: Any, *rest: Any) -> Any:
         if part.file == bench.part(2):
@@ -103,7 +110,7 @@ def test_a_snapshot_that_was_unreadable_for_a_while_is_kept(
     assert found.number == 4
     save(bench.store, shards(1))
     bench.store.prune(3, 0)
-    assert [manifest.number for manifest in bench.store.manifests()] == [5, 4, 3]
+    assert [manifest.number for manifest in bench.store.manifests()] == ([5, 4, 2] if damaged else [5, 4, 3])
 
 
 @pytest.mark.parametrize("file", ["part", "manifest"])

@@ -915,6 +915,20 @@ def test_a_worker_leaves_with_one_request_whatever_was_stored_since_its_last_wor
     assert cluster.tasks.files.missing == {"logs/b": ""}
 
 
+def test_a_worker_that_leaves_before_it_joins_a_restarted_server_says_what_is_stored(cluster):
+    cluster.full = True
+    cluster.epoch(a="1")
+    saved = cluster.tasks.files.dump()
+    cluster.full, plane = False, cluster.planes[0]
+    for name, copy in plane._late._next():
+        plane._late._send_one(name, copy)
+    cluster.tasks.files = CallbackFiles().rewound(saved, EPOCHS)
+    assert cluster.tasks.files.missing == {"logs/a": ""}
+    plane.leave(Wasted())
+    assert cluster.stored() == {"a": "1"}
+    assert cluster.tasks.files.missing == {}
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_a_worker_that_leaves_asks_for_a_snapshot_if_its_last_late_file_is_stored(cluster, monkeypatch, late):
     """One before it may say that the file is lost."""
