@@ -43,9 +43,7 @@ def command(
         text=True,
     ) as process:
         _running.add(process)
-        if (
-            _stopping.is_set()
-        ):  # set while the process began: what ends the others may have looked before it was there
+        if _stopping.is_set():  # meanwhile: what ends the others may have looked before this one was there
             process.terminate()
         try:
             out, err = process.communicate(stdin, timeout)

@@ -130,9 +130,7 @@ class ControlPlane:
             known_samples=wasted.known_samples,
             unsent=unsent,
             called=self._called,
-            written=dict(
-                self._late.written
-            ),  # read after what waits, so that what was just stored is in neither
+            written=dict(self._late.written),  # after what waits: what was just stored is in neither
         )
         joined = self._client.join(request)
         if unsent:  # some may have arrived before this request did

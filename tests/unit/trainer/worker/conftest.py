@@ -7,6 +7,7 @@ import pytest
 from shoal_trainer.worker import flat_model
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.xla import as_on_gpu
+from tests.unit.trainer.worker.callback_cluster import Cluster
 from tests.unit.trainer.worker.fakes import Servers
 
 
@@ -22,6 +23,14 @@ def start_servers(tmp_path):
     yield make
     for servers in started:
         servers.close()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch, request):
+    cluster = Cluster(tmp_path, monkeypatch, validation=getattr(request, "param", False))
+    yield cluster
+    for plane in cluster.planes:
+        plane.close()
 
 
 MATRIX = {
