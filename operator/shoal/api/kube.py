@@ -21,6 +21,7 @@ from shoal.api.amounts import Amounts, amounts_of, requested_by
 from shoal.api.base import ObjectMeta, Status
 from shoal.api.labels import OURS, SPOT_LABELS, Place, place_in
 from shoal.api.rules import STORED
+from shoal.api.scheduling_rules import apart_by, picks_by
 
 ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
 """Conditions by which Kubernetes and Kueue say that a pod is about to be ended."""
@@ -43,7 +44,6 @@ MOST_RESOURCES = 64
 """Kinds of resources that a pod asks for, or a node has."""
 MOST_FEW = 16
 """Of what there are a few: conditions that are read, containers that are remembered, labels of a selector."""
-_HOSTNAME, _REQUIRED = "kubernetes.io/hostname", "requiredDuringSchedulingIgnoredDuringExecution"
 PART = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 """Of the parts of an object: dataclasses with slots, since a pod has about twenty of them and a model takes 0.5 KiB."""
 
@@ -263,41 +263,11 @@ class PodSpec:
         if isinstance(found, dict) and "containers" in found:
             read = {
                 "requests": requested_by(found),
-                "apart_by": _apart_by(found),
-                "picks_by": _picks_by(found),
+                "apart_by": apart_by(found),
+                "picks_by": picks_by(found),
             }
             return {**found, **read}
         return found
-
-
-def _apart_by(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """One of the host is left out beside the same rule of another label: that keeps it from more."""
-    anti: Mapping[str, Any] = (spec.get("affinity") or {}).get("podAntiAffinity") or {}
-    rules = [*(anti.get(_REQUIRED) or ())]
-    wider = [each for each in rules if each.get("topologyKey") != _HOSTNAME]
-    rules = [
-        each for each in rules if each in wider or not any(_is_of_the_same(each, rule) for rule in wider)
-    ]
-    spread = spec.get("topologySpreadConstraints") or ()
-    rules += [each for each in spread if each.get("whenUnsatisfiable") == "DoNotSchedule"]
-    return tuple(sorted({str(each.get("topologyKey")) for each in rules}))
-
-
-def _is_of_the_same(rule: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether both keep it from the same pods."""
-    return {**rule, "topologyKey": ""} == {**other, "topologyKey": ""}
-
-
-def _picks_by(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    affinity: Mapping[str, Any] = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
-    rules = (
-        rule
-        for term in terms
-        for rule in (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
-    )
-    picked = {str(rule.get("key")) for rule in rules if rule.get("operator") not in {"NotIn", "DoesNotExist"}}
-    return tuple(sorted(picked | {*(spec.get("nodeSelector") or ())}))
 
 
 def _shared_spec(spec: PodSpec) -> PodSpec:

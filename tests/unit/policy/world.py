@@ -37,7 +37,7 @@ from shoal.policy.actions import (
     TellWorkload,
     UpdateService,
 )
-from shoal.policy.decide.kept_to import in_vain
+from shoal.policy.decide.in_vain import in_vain
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan, Refusal, RefusalKind

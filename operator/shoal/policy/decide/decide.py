@@ -24,7 +24,8 @@ from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
-from shoal.policy.decide.kept_to import in_vain, kept_to
+from shoal.policy.decide.in_vain import in_vain
+from shoal.policy.decide.kept_to import kept_to
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
 from shoal.policy.decide.usage import Usage, count, due
@@ -59,7 +60,7 @@ class Decisions:
     usage: Usage
     exclusions: Exclusions
     in_vain: set[tuple[str, int]]
-    """Workers, with their pools, that have no nodes: see `kept_to`."""
+    """Workers, with their pools, that have no nodes: see the module of this name."""
     end: End | None = None
     """How the job finished, if it did."""
 
