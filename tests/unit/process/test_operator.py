@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ def add_job(operator: Operator, number: int) -> None:
     operator.state.jobs.put(TrainingJob.model_validate(manifest))
 
 
+SETTINGS = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
 NO_OBJECTS = Answer(200, b'{"metadata": {"resourceVersion": "1"}, "items": []}')
 
 
@@ -53,8 +55,7 @@ class EmptyCluster(Cluster):
 @pytest.mark.parametrize("status", [403, 404])
 async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> None:
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(cluster, settings, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
     assert operator.manager.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
@@ -80,12 +81,7 @@ class Scoped(EmptyCluster):
 async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
     """Each refused list was counted, and the alert on them fired for as long as the operator was there."""
     cluster = Scoped(jobs=NO_OBJECTS)
-    settings = Settings(
-        install_key=InstallKey(b"k" * 32),
-        images=Images(ps="ps:1", worker="worker:1"),
-        node_signals=False,
-        pools=False,
-    )
+    settings = replace(SETTINGS, node_signals=False, pools=False)
     operator = Operator(cluster, settings, UnreachableCoordinator())
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(600)
@@ -107,10 +103,7 @@ async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
 async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads: bool, words: str) -> None:
     """It was told that the pool "does not exist", though everybody saw it."""
     cluster = Scoped(jobs=NO_OBJECTS)
-    settings = Settings(
-        install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"), pools=reads
-    )
-    operator = Operator(cluster, settings, UnreachableCoordinator())
+    operator = Operator(cluster, replace(SETTINGS, pools=reads), UnreachableCoordinator())
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a"]})
@@ -129,8 +122,7 @@ async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads:
 @pytest.mark.looptime
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(cluster, settings, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
@@ -149,8 +141,7 @@ async def test_its_writes_end_with_the_lease() -> None:
 async def test_all_its_requests_but_the_lease_s_wait_after_one_was_told_to_come_later() -> None:
     """There is one limiter: what is read, decided and told asks no server that sheds load."""
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(cluster, settings, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     asked: set[tuple[str, str]] = set()
@@ -187,15 +178,14 @@ async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
 ) -> None:
     """A new leader cannot tell who was away, and does not take silent nodes for lost ones."""
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(cluster, settings, UnreachableCoordinator(), wall=lambda: NOW)
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), wall=lambda: NOW)
     spec = {
         "holderIdentity": "another",
         "leaseDurationSeconds": 15,
         "renewTime": (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
     }
-    where = f"/apis/coordination.k8s.io/v1/namespaces/{settings.lease_namespace}/leases/{settings.lease_name}"
-    cluster.add(where, {"metadata": {"name": settings.lease_name}, "spec": spec})
+    where = f"/apis/coordination.k8s.io/v1/namespaces/{SETTINGS.lease_namespace}/leases/{SETTINGS.lease_name}"
+    cluster.add(where, {"metadata": {"name": SETTINGS.lease_name}, "spec": spec})
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     assert operator.lease.held
@@ -205,8 +195,7 @@ async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
 
 
 async def test_standby_neither_queues_nor_counts_jobs_until_it_leads() -> None:
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    operator = Operator(Cluster(), SETTINGS, UnreachableCoordinator())
     for number in range(1, 51):
         add_job(operator, number)
     operator.state.jobs.drop("uid-50")
@@ -227,8 +216,7 @@ def job_at(operator: Operator, version: str) -> None:
 
 @pytest.mark.looptime
 async def test_kopf_wakes_only_for_a_version_that_the_cache_has_not_seen() -> None:
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    operator = Operator(Cluster(), SETTINGS, UnreachableCoordinator())
     operator.jobs.lead()
     job_at(operator, "7")
     await drained(operator)
@@ -240,8 +228,7 @@ async def test_kopf_wakes_only_for_a_version_that_the_cache_has_not_seen() -> No
 
 
 async def test_change_that_only_kopf_has_seen_is_read_again() -> None:
-    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
-    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    operator = Operator(Cluster(), SETTINGS, UnreachableCoordinator())
     job_at(operator, "7")
     assert operator.missed("trainingjobs", "u", "8")
     job_at(operator, "9")
