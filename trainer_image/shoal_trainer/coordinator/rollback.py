@@ -21,7 +21,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from shoal_trainer.coordinator.coordinator import Coordinator
@@ -137,7 +136,7 @@ class Rollback:
         """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
         with self._shard.lock:
             undone = self._shard.history.version - copy.version
-            self._shard.roll_back(replace(copy, generation=manifest.generation))
+            self._shard.roll_back(copy.model_copy(update={"generation": manifest.generation}))
             self._coordinator.rewind(manifest.ledger)
         self._snapshotter.set_latest(manifest, copy.version)
         self._unanswered = False

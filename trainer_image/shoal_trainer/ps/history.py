@@ -165,8 +165,8 @@ class History:
         self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
         self.applied = dict(copy.applied)
         self.journal = PushJournal(copy.version)
-        self._restored, self._restored_begun = Contents(copy.contents), copy.begun
-        self.contents = Contents(copy.contents)
+        self._restored, self._restored_begun = Contents(copy.pushes), copy.begun
+        self.contents = Contents(copy.pushes)
         self._last_of.clear()
         self._set_begun(copy.begun)
 

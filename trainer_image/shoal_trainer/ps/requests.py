@@ -186,7 +186,7 @@ class Copying(_OnShard, Request[ShardCopy]):
         # Of a push that began behind the copy nothing was copied, and its optimizer step is not in it either.
         behind = (push.weighed for push, first in self.walk.missing.items() if not first)
         steps = sum(weighed is not None and weighed.update is not None for weighed in behind)
-        return ShardCopy(
+        return ShardCopy.model_construct(  # thousands of pushes are not checked under the lock
             index=shard.index,
             shards=shard.shards,
             epoch=shard.epoch,
@@ -198,7 +198,7 @@ class Copying(_OnShard, Request[ShardCopy]):
             model=model.spec,
             applied=dict(history.applied),
             arrays=self._arrays,
-            contents=history.contents.spans(),
+            pushes=history.contents.spans(),
             begun=history.begun(self.walk),
             generation=history.generation,
             pace=model.pace,

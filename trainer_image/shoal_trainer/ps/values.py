@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import ConfigDict
+
+from shoal_trainer.contract import Message
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.wire.messages import AnswerMeta, Applied, BegunPush, ModelSpec, PushMeta
@@ -41,35 +43,41 @@ class Answer(NamedTuple):
     meta: AnswerMeta
 
 
-@dataclass(frozen=True)
-class ShardCopy:
-    """The state of a shard at one moment, as a snapshot stores it.
-
-    `arrays`: `parameters` (high - low values) and the optimizer's state (trainable values only), fp32.
-    """
+class ShardState(Message):
+    """What a snapshot knows of a shard at one moment, but its values."""
 
     index: int
     shards: int
     epoch: int
     version: int
-    samples: int
-    updates: int
-    low: int
-    high: int
-    model: ModelSpec
-    applied: Applied
-    arrays: dict[str, Vector]
-    contents: tuple[Span, ...] = ()
-    """The pushes in the parameters."""
-    begun: tuple[BegunPush, ...] = ()
-    """The pushes of which a part is in the parameters."""
-    generation: int = 0
+    samples: int = 0
+    updates: int = 0
     pace: float | None = None
     """The pace of `Damping` at which the optimizer's velocity was made; None: unknown."""
     agreement: float = 0.0
     """How far gradients agreed, by samples of them; see `Agreement`."""
     usual: float | None = None
     """The usual length of gradients; None: unknown."""
+    low: int
+    high: int
+    pushes: tuple[Span, ...] = ()
+    """All pushes in the parameters."""
+    begun: tuple[BegunPush, ...] = ()
+    """The pushes of which a part is in the parameters."""
+
+
+class ShardCopy(ShardState):
+    """A shard at one moment, as a snapshot stores it.
+
+    `arrays`: `parameters` (high - low values) and the optimizer's state (trainable values only), fp32.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: ModelSpec
+    applied: Applied
+    arrays: dict[str, Vector]
+    generation: int = 0
 
 
 def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:

@@ -12,7 +12,8 @@ from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 
 from shoal_trainer.contract import Message
-from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec
+from shoal_trainer.ps.values import ShardState
+from shoal_trainer.wire.messages import Applied, ModelSpec
 
 FORMAT = 1
 """Of manifests, ledgers and shards' files. Whoever changes one so that an earlier version would misread it adds 1."""
@@ -24,34 +25,14 @@ _SEAL = b',"sha256":"%s"}'
 _SEALED = re.compile(rb',"sha256":"([0-9a-f]{64})"}$')
 
 
-class ShardFile(Message):
+class ShardFile(ShardState):
     """One shard's file: its path relative to `snapshots/`, its size in bytes, its SHA-256, and what it contains."""
 
-    index: int
-    shards: int
-    epoch: int
-    version: int
-    samples: int = 0
-    updates: int = 0
-    pace: float | None = None
-    """At which the optimizer's velocity was made; None in files of versions that did not write it."""
-    agreement: float = 0.0
-    """How far gradients agreed, by samples of them."""
-    usual: float | None = None
-    """The usual length of gradients; None in files of versions that did not write it."""
-    low: int
-    high: int
     file: str
     size: int
     sha256: str
     applied: list[tuple[int, int, int]] = Field(default_factory=list)
     """[slot, incarnation, seq]: the last push of each worker in the parameters."""
-
-    pushes: list[tuple[int, int, int, int]] = Field(default_factory=list)
-    """[slot, incarnation, first, last + 1]: the sequence numbers of all pushes in the parameters."""
-
-    begun: list[BegunPush] = Field(default_factory=list)
-    """The pushes of which a part is in the parameters."""
 
     @property
     def vector(self) -> Applied:

@@ -101,25 +101,8 @@ class SnapshotStore:
             raise Unreachable(str(error).replace(suffix, "")) from error
         finally:
             self._wrote_at = None
-        return ShardFile(
-            index=copy.index,
-            shards=copy.shards,
-            epoch=copy.epoch,
-            version=copy.version,
-            samples=copy.samples,
-            updates=copy.updates,
-            pace=copy.pace,
-            agreement=copy.agreement,
-            usual=copy.usual,
-            low=copy.low,
-            high=copy.high,
-            file=file,
-            size=pieces.size,
-            sha256=pieces.hex,
-            applied=applied_to_list(copy.applied),
-            pushes=list(copy.contents),
-            begun=list(copy.begun),
-        )
+        fields = dict(copy) | {"applied": applied_to_list(copy.applied)}
+        return ShardFile(**fields, file=file, size=pieces.size, sha256=pieces.hex)
 
     def idle_seconds(self) -> float:
         """For how long nothing of the file that `write_shard` is writing was written; 0: it is writing none."""
@@ -266,8 +249,8 @@ class SnapshotStore:
             applied=applied,
             arrays=arrays,
             # Of another number of shards, what they differed in is counted for good already (see `Partial.load`).
-            contents=() if own is None else tuple(own.pushes),
-            begun=() if own is None else tuple(own.begun),
+            pushes=() if own is None else own.pushes,
+            begun=() if own is None else own.begun,
             generation=manifest.generation,
             pace=_mean(part.pace for part in parts),
             agreement=fmean(part.agreement for part in parts),

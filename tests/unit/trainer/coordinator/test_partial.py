@@ -1,7 +1,6 @@
 """Samples in some shards only: against plain sets of pushes, and across restarts of the coordinator."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -278,9 +277,9 @@ def test_comparison_that_a_rollback_overtakes_counts_nothing(monkeypatch):
         answer = pushes(of)
         if not calls:
             with bench.shards[0].lock:
-                bench.shards[0].roll_back(replace(copies[0], generation=1))
+                bench.shards[0].roll_back(copies[0].model_copy(update={"generation": 1}))
                 bench.coordinator.rewind(saved)
-            bench.shards[1].roll_back(replace(copies[1], generation=1))
+            bench.shards[1].roll_back(copies[1].model_copy(update={"generation": 1}))
         calls.append(of)
         return answer
 

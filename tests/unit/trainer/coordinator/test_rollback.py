@@ -435,10 +435,10 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     first.workers.connect(0, 0)
     first.hello(0, 0, MODEL)
     first.offer(0, 0, aligned(4))
-    copy = dataclasses.replace(first.copy(), generation=held[0], version=held[1])
+    copy = first.copy().model_copy(update={"generation": held[0], "version": held[1]})
     shard = ShardStore(0, 1, 1, clock=lambda: 0.0)
     shard.restore(
-        dataclasses.replace(copy, applied={(99, 0): 1})
+        copy.model_copy(update={"applied": {(99, 0): 1}})
     )  # recovery waits for worker 99, which never comes
     best = held
     for slot, (generation, version) in enumerate(offers):

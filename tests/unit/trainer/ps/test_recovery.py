@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ def test_copy_from_before_a_rollback_is_older_whatever_its_version(
     snapshot = old.copy()
     assert snapshot is not None
     new = ShardStore(0, 1, 1, clock=Clock())
-    new.restore(replace(snapshot, generation=1))
+    new.restore(snapshot.model_copy(update={"generation": 1}))
     assert new.hello(0, 0, MODEL, Held(version=version, generation=generation)).wants_copy == newer
 
 
@@ -503,4 +502,4 @@ def test_snapshot_names_the_pushes_in_it() -> None:
         push_to(shard, 0, 0, seq, seq - 1, ONE, grad())
     copy = shard.copy()
     assert copy is not None
-    assert copy.contents == ((0, 0, 1, 3),)
+    assert copy.pushes == ((0, 0, 1, 3),)

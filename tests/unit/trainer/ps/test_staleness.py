@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -151,7 +150,9 @@ def test_idle_worker_blocks_no_push() -> None:
         lambda shard: shard.disconnect(1),
         lambda shard: shard.workers.fence(1, 1),
         lambda shard: shard.workers.leave(1, 0),
-        lambda shard: shard.roll_back(replace(shard.copy(), version=0)),  # refuses the push afterwards
+        lambda shard: shard.roll_back(
+            shard.copy().model_copy(update={"version": 0})
+        ),  # refuses the push afterwards
     ],
     ids=["hello", "idle pull", "disconnect", "fence", "leave", "rollback"],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,7 @@ class Interleaved(RuleBasedStateMachine):
         self.copy = copy = self.shard.copy(between)
         assert copy is not None
         parts = {(push.slot, push.seq): push.pieces for push in copy.begun}
-        whole = {(slot, seq) for slot, _, first, stop in copy.contents for seq in range(first, stop)}
+        whole = {(slot, seq) for slot, _, first, stop in copy.pushes for seq in range(first, stop)}
         assert content(copy.arrays["parameters"]) == dict.fromkeys(whole, PIECES) | parts
         assert copy.version == len(whole)
 
@@ -309,7 +308,7 @@ def test_worker_that_is_greeted_while_a_rollback_waits_is_refused_afterwards(
         return True
 
     monkeypatch.setattr(shard._moved, "wait_for", waits)
-    shard.roll_back(replace(copy, generation=1))
+    shard.roll_back(copy.model_copy(update={"generation": 1}))
     assert greeted[0].generation == 0
     with pytest.raises(Unreachable):
         shard.pulling(0, 0, boot=greeted[0].boot)
@@ -324,10 +323,10 @@ def test_worker_learns_which_of_its_pushes_rollbacks_have_undone() -> None:
     assert copy is not None
     for generation in (1, 2):
         shard.run(shard.pushing(0, 0, generation, 0, meta_of(1), delta=True), vector(0, 1))
-        shard.roll_back(replace(copy, generation=generation))
+        shard.roll_back(copy.model_copy(update={"generation": generation}))
         assert shard.hello(0, 0, MODEL).last_seq == generation
         assert shard.history.applied == {}
-    shard.roll_back(replace(copy, generation=3))
+    shard.roll_back(copy.model_copy(update={"generation": 3}))
     assert shard.hello(0, 0, MODEL).last_seq == 2
 
 

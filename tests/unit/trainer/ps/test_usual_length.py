@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def test_a_snapshot_knows_it_and_one_of_before_loads(tmp_path: Path) -> None:
     save(store, [shard])
     found = store.load_newest(0, 1)
     assert found is not None
-    for kept, applied in ((found[1], 0.25), (replace(found[1], usual=None), 1.0)):
+    for kept, applied in ((found[1], 0.25), (found[1].model_copy(update={"usual": None}), 1.0)):
         successor = ShardStore(0, 1, 1)
         successor.restore(kept)
         assert successor.damping.apply(1, 3, 8.0).factor == pytest.approx(applied)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +89,7 @@ def test_velocity_goes_as_far_after_a_rollback(before: int, after: int) -> None:
     copy, expected = job.snapshot()
     job.workers = after
     job.push(1.0, 200)
-    job.shard.roll_back(replace(copy, generation=1))
+    job.shard.roll_back(copy.model_copy(update={"generation": 1}))
     assert job.still_goes() == pytest.approx(expected, rel=0.02)
 
 
@@ -101,7 +100,7 @@ def test_answer_looks_ahead_at_the_pace_of_the_snapshot() -> None:
     copy, _ = job.snapshot()
     job.workers = 16
     job.push(1.0, 100)
-    job.shard.roll_back(replace(copy, generation=1))
+    job.shard.roll_back(copy.model_copy(update={"generation": 1}))
     ahead = grad(0.0)
     pull_from(job.shard, 0, ahead, ahead=1.0)
     # The zero gradient's own staleness moves the pace a little.
@@ -112,7 +111,7 @@ def test_file_without_a_pace_rescales_nothing_at_the_first_update() -> None:
     job = Job(16)
     job.push(1.0, 200)
     copy, _ = job.snapshot()
-    job.shard.roll_back(replace(copy, generation=1, pace=None))
+    job.shard.roll_back(copy.model_copy(update={"generation": 1, "pace": None}))
     job.push(0.0, 1)
     velocity = float(job.model.optimizer.state["momentum"][0])
     assert job.model.pace is not None
@@ -129,10 +128,12 @@ def test_agreement_is_that_of_the_snapshot(tmp_path: Path) -> None:
     found = store.load_newest(0, 1)
     assert found is not None
     assert found[1].agreement == job.model.sampled.mean == pytest.approx(1, abs=1e-3)
-    job.shard.roll_back(replace(found[1], generation=1))
+    job.shard.roll_back(found[1].model_copy(update={"generation": 1}))
     job.push(1.0, 1)
     assert job.model.agreement() == pytest.approx(1, abs=1e-3)
     assert job.shard.damping.rate(15.0) == pytest.approx(31**-0.5, rel=1e-3)
-    job.shard.roll_back(replace(found[1], generation=2, agreement=0.0))  # a file of before it was written
+    job.shard.roll_back(
+        found[1].model_copy(update={"generation": 2, "agreement": 0.0})
+    )  # a file of before it was written
     job.push(1.0, 1)
     assert job.shard.damping.rate(15.0) > (15 / 4) ** -0.5 * 0.99

@@ -24,11 +24,11 @@ from shoal_trainer.contract import Message
 from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot import shard_file
-from shoal_trainer.snapshot.manifest import PIECE, Manifest
+from shoal_trainer.snapshot.manifest import PIECE, Manifest, ShardFile
 from shoal_trainer.snapshot.published import path
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.wire.messages import PushMeta
+from shoal_trainer.wire.messages import BegunPush, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, push_to
 from tests.unit.trainer.snapshot.saving import MODEL, N, latest, save, shards, whole
 
@@ -46,10 +46,27 @@ def test_snapshot_restores_into_any_number_of_shards(local: SnapshotStore, befor
     for copy in copies:
         assert (copy.version, copy.samples, copy.updates, copy.applied) == (3, 3, 3, {(0, 0): 3})
         # Of another number, none is in some shards only: what was, is counted for good.
-        assert copy.contents == (((0, 0, 1, 4),) if before == after else ())
+        assert copy.pushes == (((0, 0, 1, 4),) if before == after else ())
         shard = ShardStore(copy.index, after, 1)
         shard.restore(copy)
         assert shard.hello(0, 0, MODEL).last_seq == 3
+
+
+PART = """{
+    "index": 0, "shards": 1, "epoch": 2, "version": 7, "samples": 14, "updates": 6, "pace": 0.5, "agreement": 0.25,
+    "usual": 1.5, "low": 0, "high": 8, "file": "0000000001-2/shard-0-of-1-0a1b2c3d", "size": 128, "sha256": "c0ffee",
+    "applied": [[0, 0, 7], [1, 0, 2]], "pushes": [[0, 0, 1, 8], [1, 0, 1, 3]],
+    "begun": [[1, 0, 3, 2, -1, [[0, -1, 4, 6]]]]
+}"""
+
+
+def test_a_part_has_the_same_keys_in_the_manifests_of_all_versions() -> None:
+    part, known = ShardFile.model_validate_json(PART), json.loads(PART)
+    assert json.loads(part.to_json()) == known
+    assert part.begun == (BegunPush(1, 0, 3, 2, -1, (Progress(0, -1, 4, 6),)),)
+    for later in ("samples", "updates", "pace", "agreement", "usual", "applied", "pushes", "begun"):
+        del known[later]
+    assert ShardFile.model_validate(known).pushes == ()
 
 
 def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
