@@ -23,7 +23,6 @@ from shoal_trainer.contract import (
     JobIdentity,
     Outcome,
     Role,
-    RuntimeConfig,
     Shard,
     ShardReport,
     StopAfter,
@@ -37,7 +36,6 @@ from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, RunTaken, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
-from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.manifest import sealed
@@ -46,6 +44,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.exits import exit_code
 from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, Held, ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import pull_from, push_to
 from tests.unit.trainer.snapshot.saving import latest
@@ -53,24 +52,12 @@ from tests.unit.trainer.snapshot.saving import latest
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-def config(tmp_path, *, uid="u", run="", index=0, incarnation=0, shards=1, initial_from=None):
+def config(tmp_path, *, uid="u", run="", shards=1, **fields):
     """The configuration of a parameter server."""
-    if not (tmp_path / "secret").exists():
-        create_secret_dir(tmp_path / "secret")
-    return RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid=uid, run=run),
-        role=Role.PS,
-        index=index,
-        incarnation=incarnation,
-        parameter_servers=(Shard(host="127.0.0.1", data_port=0, control_port=0),) * shards,
-        bind_host="127.0.0.1",
-        entrypoint="a:b",
-        batch_size=2,
-        stop_after=StopAfter(epochs=1),
-        storage_uri=(tmp_path / "storage").as_uri(),
-        initial_from=initial_from,
-        secret_dir=str(tmp_path / "secret"),
-    )
+    job = JobIdentity(namespace="n", name="j", uid=uid, run=run)
+    servers = (Shard(host="127.0.0.1", data_port=0, control_port=0),) * shards
+    lengths = {"batch_size": 2, "stop_after": StopAfter(epochs=1)}
+    return pod_config(Role.PS, tmp_path, job=job, parameter_servers=servers, **lengths, **fields)
 
 
 @pytest.fixture

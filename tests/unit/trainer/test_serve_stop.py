@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from shoal_trainer.contract import EXIT_DRAINED, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import EXIT_DRAINED, Role, Shard
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer, stop_on_sigterm
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
+from tests.unit.trainer.configs import pod_config
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -21,21 +21,10 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 @pytest.fixture
 def server(tmp_path):
     """PS 0 of one, or PS 1 of two: with parameters and the marker, not serving."""
-    create_secret_dir(tmp_path / "secret")
 
     def make(index):
-        config = RuntimeConfig(
-            job=JobIdentity(namespace="n", name="j", uid="u"),
-            role=Role.PS,
-            index=index,
-            incarnation=0,
-            parameter_servers=(Shard(host="127.0.0.1"),) * (1 if index == 0 else 2),
-            entrypoint="a:b",
-            batch_size=2,
-            stop_after=StopAfter(epochs=1),
-            storage_uri=(tmp_path / "storage").as_uri(),
-            secret_dir=str(tmp_path / "secret"),
-        )
+        servers = (Shard(host="127.0.0.1"),) * (index + 1)
+        config = pod_config(Role.PS, tmp_path, index=index, parameter_servers=servers, batch_size=2)
         server = ParameterServer(config)
         server.shard.workers.connect(0, 0)
         server.shard.hello(0, 0, MODEL)

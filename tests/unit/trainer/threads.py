@@ -5,13 +5,14 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, SnapshotPolicy, StopAfter
+from shoal_trainer.contract import JobIdentity, Role, Shard, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
+from tests.unit.trainer.configs import pod_config
 
 
 class Running(NamedTuple):
@@ -52,18 +53,9 @@ class Job:
             self.start_server(index, epoch)
 
     def config(self, role, index, incarnation=0):
-        return RuntimeConfig(
-            job=JobIdentity(namespace="test", name="digits", uid=self.folder.name),
-            role=role,
-            index=index,
-            incarnation=incarnation,
-            parameter_servers=self.shards,
-            entrypoint="test:job",
-            storage_uri=(self.folder / "storage").as_uri(),
-            secret_dir=str(self.folder / "secret"),
-            bind_host="127.0.0.1",
-            **self.fields,
-        )
+        job = JobIdentity(namespace="test", name="digits", uid=self.folder.name)
+        place = {"index": index, "incarnation": incarnation, "parameter_servers": self.shards}
+        return pod_config(role, self.folder, job=job, **place, entrypoint="test:job", **self.fields)
 
     def start_server(self, index, epoch):
         server = ParameterServer(self.config(Role.PS, index, epoch))

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, Training, UserError
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig
 from shoal_trainer.data import files as module
 from shoal_trainer.data.source import Part
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.coordination import spec_of
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.data.records import parse, seen, write_records
 
 RECORD = 16 + 1
@@ -87,11 +87,7 @@ def model():
 def started(files):
     """As a worker starts, until it asks for its first lease."""
     job = Training(model=model, data=files)
-    config = RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="u"), role=Role.WORKER, index=0, incarnation=0,
-        parameter_servers=(), entrypoint="", batch_size=8, storage_uri="",
-    )  # fmt: skip
-    build_flat_model(job, config)
+    build_flat_model(job, pod_config(batch_size=8))
     assert [name.rpartition("/")[2] for name in spec_of(job).files] == ["part-0", "part-1", "part-2"]
     return job
 

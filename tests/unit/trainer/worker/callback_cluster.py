@@ -4,7 +4,7 @@ import errno
 import itertools
 import os
 
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import DataSpec, Leave, TaskDone, UnsentFiles
 from shoal_trainer.errors import ProtocolError, Unreachable
 from shoal_trainer.ps.aligned import aligned
@@ -13,6 +13,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Held, Progress, PushMeta
 from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.work import TaskWork, Wasted
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.test_serve import MODEL, config
@@ -97,12 +98,7 @@ class Cluster:
             plane.join({}, Wasted())
 
     def plane(self, slot):
-        settings = RuntimeConfig(
-            job=JobIdentity(namespace="n", name="j", uid="u"), role=Role.WORKER, index=slot, incarnation=0,
-            parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=2,
-            storage_uri="file:///nowhere",
-        )  # fmt: skip
-        plane = ControlPlane(settings, self.server._credentials, job())
+        plane = ControlPlane(pod_config(index=slot, batch_size=2), self.server._credentials, job())
         plane._client.close()
         plane._client = Line(self, slot)
         plane._late.stopped.set()  # no thread is started, and no attempt waits

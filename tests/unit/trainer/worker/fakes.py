@@ -2,14 +2,13 @@
 
 import threading
 
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, Staleness
+from shoal_trainer.contract import Shard, Staleness
 from shoal_trainer.ps.positions import Positions
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker.work import About, DataWork, Finished, Idle, TaskWork
-
-UID = "uid-1"
+from tests.unit.trainer.configs import JOB, pod_config
 
 
 class FakeCoordinator:
@@ -133,7 +132,7 @@ class Servers:
         self._serve(index, self.stores[index])
 
     def _serve(self, index, store):
-        server = DataServer(store, UID, self.credentials, host="127.0.0.1", port=self.ports[index])
+        server = DataServer(store, JOB.uid, self.credentials, host="127.0.0.1", port=self.ports[index])
         server.start()
         self.stores[index], self.servers[index], self.ports[index] = store, server, server.port
 
@@ -145,15 +144,11 @@ class Servers:
             server.close()
 
     def config(self, *, slot=0, incarnation=0, batch_size=16, reference_batch_size=None, sequential=False):
-        return RuntimeConfig(
-            job=JobIdentity(namespace="n", name="j", uid=UID),
-            role=Role.WORKER,
+        return pod_config(
             index=slot,
             incarnation=incarnation,
             parameter_servers=tuple(Shard(host="127.0.0.1", data_port=port) for port in self.ports),
-            entrypoint="a:b",
             batch_size=batch_size,
             reference_batch_size=reference_batch_size,
             staleness=Staleness(max=0) if sequential else Staleness(),
-            storage_uri="file:///nowhere",
         )

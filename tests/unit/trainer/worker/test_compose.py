@@ -9,21 +9,17 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Stream, Training
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import OutOfMemory, Unreachable, UserError
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import TaskWork
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 from tests.unit.trainer.worker.running import SECONDS
 from tests.unit.trainer.worker.trained import parameters
 
-CONFIG = RuntimeConfig(
-    job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
-    parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=4,
-    storage_uri="file:///nowhere",
-)  # fmt: skip
+CONFIG = pod_config(batch_size=4)
 
 
 def raises(error):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from shoal_trainer import Files, UserError
-from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
+from shoal_trainer.contract import Outcome, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
 from shoal_trainer.coordinator.protocol import MAX_TEXT, Alive, Assignment, Joined, UnsentFiles
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable
@@ -16,6 +16,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.worker import coordination
 from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.work import About, TaskWork, Wasted
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.worker.models import job
 
 
@@ -76,11 +77,7 @@ class Bench:
         self.credentials = create_secret_dir(tmp_path / "secret")
 
     def worker(self, slot=0, **options):
-        config = RuntimeConfig(
-            job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=slot, incarnation=0,
-            parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=16,
-            storage_uri="file:///nowhere",
-        )  # fmt: skip
+        config = pod_config(index=slot, batch_size=16)
         plane = ControlPlane(config, self.credentials, replace(job(), **options))
         plane._client.close()
         plane._client = Client(self.artefacts)

@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, UserError
-from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard
+from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
 from shoal_trainer.ps.coding import decode
-from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
@@ -22,6 +21,7 @@ from shoal_trainer.worker.inputs import Inputs
 from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, job, subclassed
 from tests.unit.trainer.worker.running import Running
@@ -191,11 +191,7 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
         "import numpy as np\nfrom shoal_trainer import Training\n"
         "job = Training(model=lambda: None, data=(np.ones(4),))\n"
     )
-    config = RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
-        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="job:job", storage_uri="file:///nowhere",
-        secret_dir=str(create_secret_dir(tmp_path / "secret").directory),
-    )  # fmt: skip
+    config = pod_config(folder=tmp_path, entrypoint="job:job")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "job", raising=False)  # of an earlier worker of this process
     monkeypatch.setenv(CONFIG_ENV, config.to_json())

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
+from shoal_trainer.contract import AcceleratorBatch
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damped
@@ -25,6 +25,7 @@ from shoal_trainer.worker.hardware import (
 )
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.configs import pod_config
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, functional, job
@@ -34,17 +35,8 @@ RATE, REFERENCE = 0.5, 8
 
 
 def config(*sizes):
-    return RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="u"),
-        role=Role.WORKER,
-        index=0,
-        incarnation=0,
-        parameter_servers=(Shard(host="localhost"),),
-        entrypoint="a:b",
-        batch_size=32,
-        batch_sizes=tuple(AcceleratorBatch(accelerator=name, batch_size=size) for name, size in sizes),
-        storage_uri="file:///nowhere",
-    )
+    given = tuple(AcceleratorBatch(accelerator=name, batch_size=size) for name, size in sizes)
+    return pod_config(batch_size=32, batch_sizes=given)
 
 
 @pytest.mark.parametrize(

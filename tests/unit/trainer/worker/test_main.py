@@ -15,11 +15,8 @@ import pytest
 from shoal_trainer.contract import (
     CONFIG_ENV,
     EXIT_USER,
-    JobIdentity,
     Outcome,
     Role,
-    RuntimeConfig,
-    Shard,
     TerminationMessage,
     status_token,
 )
@@ -28,13 +25,7 @@ from shoal_trainer.run.processes import DONE_PATIENCE, MAX_FAILURES, LocalJob, L
 from shoal_trainer.worker import main
 from shoal_trainer.worker.hardware import THREADS_ENV
 from shoal_trainer.worker.loop import End
-
-
-def config():
-    return RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
-        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", storage_uri="file:///nowhere",
-    )  # fmt: skip
+from tests.unit.trainer.configs import pod_config
 
 
 def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch):
@@ -53,7 +44,7 @@ def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch)
     gc.unfreeze()
     try:
         with pytest.raises(UserError):
-            main._work(config(), None, 0.0)
+            main._work(pod_config(), None, 0.0)
         assert seen == [("3", False)]
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
@@ -126,7 +117,7 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
     gc.unfreeze()
     try:
         with pytest.raises(UserError, match="the store is back"):
-            main._work(config(), SimpleNamespace(flag=threading.Event()), 0.0)
+            main._work(pod_config(), SimpleNamespace(flag=threading.Event()), 0.0)
     finally:
         gc.unfreeze()
     assert not answers
@@ -151,7 +142,7 @@ def test_worker_tells_how_many_devices_its_model_computes_on(monkeypatch):
     gc.unfreeze()
     try:
         with pytest.raises(UserError, match="that is all"):
-            main._work(config(), SimpleNamespace(flag=threading.Event()), 0.0)
+            main._work(pod_config(), SimpleNamespace(flag=threading.Event()), 0.0)
     finally:
         gc.unfreeze()
     assert told == [3]
@@ -239,7 +230,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     gc.unfreeze()
     try:
         with pytest.raises(type(raised), match=str(raised)):
-            main._work(config(), drain, 0.0)
+            main._work(pod_config(), drain, 0.0)
     finally:
         gc.unfreeze()
     if isinstance(answer, Fenced):
@@ -293,7 +284,7 @@ def test_log_tells_what_the_start_took_and_the_step_is_compiled_first(monkeypatc
     caplog.set_level("INFO")
     gc.unfreeze()
     try:
-        main._work(config(), SimpleNamespace(flag=threading.Event(), hold=lambda: None), 100.0)
+        main._work(pod_config(), SimpleNamespace(flag=threading.Event(), hold=lambda: None), 100.0)
     finally:
         gc.unfreeze()
     assert line in caplog.text
@@ -301,7 +292,7 @@ def test_log_tells_what_the_start_took_and_the_step_is_compiled_first(monkeypatc
 
 
 def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):
-    monkeypatch.setenv(CONFIG_ENV, config().to_json())
+    monkeypatch.setenv(CONFIG_ENV, pod_config().to_json())
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
     monkeypatch.setattr(main, "Drain", lambda: None)
     monkeypatch.setattr(main, "_work", lambda *_: sys.exit(0))
