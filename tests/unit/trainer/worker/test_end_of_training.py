@@ -5,48 +5,16 @@ import threading
 import pytest
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import Finished, Idle, TaskWork
-from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, job
+from tests.unit.trainer.worker.running import Running, wait
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SECONDS = 120
 TERM = 7
-
-
-class Running:
-    def __init__(self, folder, coordinator):
-        self.coordinator, self.servers = coordinator, Servers(folder, coordinator)
-        training, config, self.drain, self.ends = job(), self.servers.config(), threading.Event(), []
-        self.worker = compose(
-            training,
-            config,
-            build_flat_model(training, config),
-            coordinator,
-            self.servers.credentials,
-            self.drain,
-        )
-        self.thread = threading.Thread(
-            target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
-        )
-        self.thread.start()
-
-    def end(self):
-        self.thread.join(SECONDS)
-        ended = list(self.ends)
-        self.drain.set()
-        self.thread.join(5)
-        self.worker.close()
-        self.servers.close()
-        return ended
-
-    def pushed(self, count):
-        with self.coordinator.pushed:
-            assert self.coordinator.pushed.wait_for(lambda: self.coordinator.pushes >= count, SECONDS)
 
 
 class Stops(FakeCoordinator):
@@ -66,38 +34,40 @@ class Stops(FakeCoordinator):
         return Finished() if stopped == TERM else super().next_work(generation)
 
 
-def test_worker_stops_pushing_when_an_answer_ends_training(tmp_path):
+def test_worker_stops_pushing_when_an_answer_ends_training(start_servers):
     coordinator = Stops()
-    running = Running(tmp_path / "secret", coordinator)
-    coordinator.shard = running.servers.stores[0]
-    assert running.end() == [End.FINISHED]
+    servers = start_servers(coordinator)
+    coordinator.shard = servers.stores[0]
+    assert Running(job(), servers, coordinator).start().join() is End.FINISHED
     assert coordinator.pushes == 10
 
 
-def test_worker_in_an_outage_ends_when_the_job_has_finished(tmp_path):
+def test_worker_in_an_outage_ends_when_the_job_has_finished(start_servers):
     coordinator = FakeCoordinator(64, tasks=())
     coordinator.hold = True
-    running = Running(tmp_path / "secret", coordinator)
-    running.pushed(4)
-    running.servers.stop(0)
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 4)
+    servers.stop(0)
     while running.worker.loop.upstream.outage is None:
         threading.Event().wait(0.01)
     coordinator.hold = False
-    assert running.end() == [End.FINISHED]
+    assert running.join() is End.FINISHED
 
 
-def test_worker_with_a_deferred_task_ends_when_the_job_has_finished(tmp_path):
+def test_worker_with_a_deferred_task_ends_when_the_job_has_finished(start_servers):
     coordinator = FakeCoordinator(64, tasks=("callbacks",))
     coordinator.hold = True
-    running = Running(tmp_path / "secret", coordinator)
-    running.pushed(4)
-    running.servers.stop(0)
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 4)
+    servers.stop(0)
     coordinator.hold = False
     while not isinstance(running.worker.loop._deferred, TaskWork):
         threading.Event().wait(0.01)
     coordinator.next_work = lambda *_: Idle(0.01)
     coordinator.job_finished = True
-    assert running.end() == [End.FINISHED]
+    assert running.join() is End.FINISHED
 
 
 def test_unsendable_result_is_dropped_when_the_job_has_finished():

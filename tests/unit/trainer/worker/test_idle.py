@@ -6,30 +6,24 @@ import pytest
 
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import PushMeta
-from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.ps.shards import push_to
-from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import job
+from tests.unit.trainer.worker.running import SECONDS, Running, wait
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SECONDS = 120
 
 
 class Bench:
     """A worker that has trained 4 batches and is idle; its pulls are counted. `push` is another worker's."""
 
-    def __init__(self, folder):
+    def __init__(self, start_servers):
         self.coordinator = FakeCoordinator(64, tasks=())
         self.coordinator.hold = True
-        self.servers = Servers(folder, self.coordinator)
-        training, config, self.drain = job(wire="fp32"), self.servers.config(), threading.Event()
-        flat_model = build_flat_model(training, config)
-        self.worker = compose(
-            training, config, flat_model, self.coordinator, self.servers.credentials, self.drain
-        )
-        self.shard = self.servers.stores[0]
-        self.pulls, self.probes, self.seq, self.ends = [], threading.Semaphore(0), 0, []
+        servers = start_servers(self.coordinator)
+        self.running, self.shard = Running(job(wire="fp32"), servers, self.coordinator), servers.stores[0]
+        self.pulls, self.probes, self.seq = [], threading.Semaphore(0), 0
         pull, hello = self.shard.pulling, self.shard.hello
 
         def counted(*arguments, **options):
@@ -41,13 +35,9 @@ class Bench:
             return hello(*arguments, **options)
 
         self.shard.pulling, self.shard.hello = counted, probed
-        self.thread = threading.Thread(
-            target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
-        )
-        self.thread.start()
+        self.running.start()
         assert self.probes.acquire(timeout=SECONDS)  # the hello of the start
-        with self.coordinator.pushed:
-            assert self.coordinator.pushed.wait_for(lambda: self.coordinator.pushes >= 4, SECONDS)
+        wait(self.coordinator, lambda: self.coordinator.pushes >= 4)
 
     def probe(self, count=1):
         for _ in range(count):
@@ -67,18 +57,12 @@ class Bench:
 
     def finish(self):
         self.coordinator.hold = False
-        self.thread.join(SECONDS)
-        assert self.ends == [End.FINISHED]
+        assert self.running.join() is End.FINISHED
 
 
 @pytest.fixture
-def bench(tmp_path):
-    bench = Bench(tmp_path / "secret")
-    yield bench
-    bench.drain.set()
-    bench.thread.join(5)
-    bench.worker.close()
-    bench.servers.close()
+def bench(start_servers):
+    return Bench(start_servers)
 
 
 def test_idle_worker_pulls_nothing_while_parameters_are_unchanged(bench):
@@ -144,5 +128,5 @@ def test_an_idle_worker_asks_only_for_the_pushes_that_it_does_not_know(bench):
         bench.coordinator.free.append((1, 0, 16))
     bench.finish()
     assert sent[-3:] == [[5, 6, 7], [], [8]]
-    journal = bench.worker.loop.upstream._followed[0]._journal
+    journal = bench.running.worker.loop.upstream._followed[0]._journal
     assert [entry.version for entry in journal.since(-1).entries] == list(range(1, 9))

@@ -1,18 +1,15 @@
 """A parameter server that is lost as a worker begins a task: the worker's copy survives and the task is done."""
 
-import threading
-
 import numpy as np
 import pytest
 
-from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.ps.shards import pull_from
-from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, job
+from tests.unit.trainer.worker.running import Running
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SECONDS = 120
 
 
 class LosesServer(FakeCoordinator):
@@ -28,9 +25,9 @@ class LosesServer(FakeCoordinator):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("snapshot", [False, True], ids=["no-snapshot", "older-snapshot"])
-def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, snapshot):
+def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(start_servers, snapshot):
     coordinator = LosesServer(DATA.size, tasks=("evaluate",))
-    servers = Servers(tmp_path / "secret", coordinator)
+    servers = start_servers(coordinator)
     saved, last = [], []
 
     def applied(push):
@@ -48,24 +45,10 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
 
     coordinator.lose = lose
     servers.stores[0].on_applied = applied
-    drain = threading.Event()
-    config = servers.config()
-    training = job(wire="fp32")
-    flat_model = build_flat_model(training, config)
-    worker = compose(training, config, flat_model, coordinator, servers.credentials, drain)
-    ends = []
-    thread = threading.Thread(target=lambda: ends.append(worker.run(lambda _hung: None)), daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    try:
-        assert ends == [End.FINISHED]
-        version, expected = last[0]
-        assert servers.stores[0].history.version == version
-        flat = np.zeros(servers.stores[0].size, np.float32)
-        pull_from(servers.stores[0], 0, flat)
-        assert np.array_equal(flat, expected)
-        assert [kind for kind, *_ in coordinator.results] == ["evaluate"]
-    finally:
-        drain.set()
-        worker.close()
-        servers.close()
+    assert Running(job(wire="fp32"), servers, coordinator).start().join() is End.FINISHED
+    version, expected = last[0]
+    assert servers.stores[0].history.version == version
+    flat = np.zeros(servers.stores[0].size, np.float32)
+    pull_from(servers.stores[0], 0, flat)
+    assert np.array_equal(flat, expected)
+    assert [kind for kind, *_ in coordinator.results] == ["evaluate"]
