@@ -4,59 +4,40 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import JobIdentity, Shard, ShardReport, StopAfter
+from shoal_trainer.contract import JobIdentity, Shard, StopAfter
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.other_shard import TELL_EVERY_SECONDS, OtherShard
-from shoal_trainer.coordinator.protocol import (
-    AskReport,
-    DataSpec,
-    FenceWorkers,
-    Heartbeat,
-    Join,
-    Leave,
-)
+from shoal_trainer.coordinator.protocol import DataSpec, FenceWorkers, Heartbeat, Join, Leave
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from tests.unit.trainer.coordinator.remote_shard import RemoteShard
 from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
 DATA = DataSpec(size=64)
 
 
-class Other:
-    """Shard 1 in this process; `down`: it does not answer."""
+class Other(RemoteShard):
+    """Shard 1; its rollbacks are only noted."""
 
     def __init__(self, shard: ShardStore, folder: Path) -> None:
-        self.handlers = Follower(shard, SnapshotStore(LocalStorage(folder))).handlers()
-        self.down = False
+        super().__init__(shard, SnapshotStore(LocalStorage(folder)))
         self.rollbacks: list[int] = []
         self.error: Exception | None = None
         """What a rollback raises."""
-
-    def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
-        if self.down:
-            raise Unreachable("the shard is down")
-        self.handlers["fence"](FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)))
-
-    def report(self) -> ShardReport:
-        report = self.handlers["report"](AskReport())
-        assert isinstance(report, ShardReport)
-        return report
 
     def roll_back(self, generation: int) -> None:
         self.rollbacks.append(generation)

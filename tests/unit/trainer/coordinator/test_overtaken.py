@@ -7,18 +7,9 @@ import pytest
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.other_shard import OtherShard
-from shoal_trainer.coordinator.protocol import (
-    AskReport,
-    DataSpec,
-    Diverged,
-    FenceWorkers,
-    Join,
-    RollBackShard,
-    SnapshotShard,
-)
-from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join
+from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Unreachable
@@ -28,34 +19,12 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta, Welcome
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.coordinator.remote_shard import RemoteShard
 from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(
     fingerprint="0" * 64, parameters=40_000, optimizer=OptimizerConfig(name="delta", batch_size=2)
 )
-
-
-class Control:
-    """Shard 1's, in this process."""
-
-    def __init__(self, shard: ShardStore, store: SnapshotStore) -> None:
-        self._shard, self._handlers = shard, Follower(shard, store).handlers()
-
-    def snapshot(self, number, epoch, published, generation):
-        request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return self._handlers["snapshot"](request)
-
-    def roll_back(self, generation):
-        self._handlers["roll-back"](RollBackShard(generation=generation))
-
-    def report(self):
-        return self._handlers["report"](AskReport())
-
-    def fence(self, epoch, older, left):
-        self._handlers["fence"](FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)))
-
-    def pushes(self, wanted):
-        return pushes_of(self._shard, wanted)
 
 
 class Servers:
@@ -71,7 +40,7 @@ class Servers:
                 shard.restore(found[1])
                 if shard.index == 0:
                     self.coordinator.load(found[0].ledger)
-        control, fenced = Control(self.shards[1], self.store), []
+        control, fenced = RemoteShard(self.shards[1], self.store), []
         reconciler = Reconciler(self.shards[0], [control], self.coordinator)
         self.snapshotter = Snapshotter(
             self.shards[0], [control], self.coordinator, reconciler, self.store, SnapshotPolicy(), fenced=fenced.append

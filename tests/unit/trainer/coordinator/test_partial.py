@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.partial import Partial
-from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes
-from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave
+from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.coordinator.remote_shard import RemoteShard
 from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8, optimizer=OptimizerConfig(name="delta"))
@@ -102,18 +103,6 @@ def test_partial_samples_survive_resharding(held, cuts):
         partial = begun
 
 
-class RemoteShard:
-    """Another shard, which can be unreachable."""
-
-    def __init__(self, shard):
-        self.shard, self.unreachable = shard, False
-
-    def pushes(self, of):
-        if self.unreachable:
-            raise Unreachable("it is unreachable")
-        return Pushes.model_validate_json(pushes_of(self.shard, of).to_json())
-
-
 class Bench:
     """A coordinator with two shards (or `count`) that starts from `saved`."""
 
@@ -124,7 +113,7 @@ class Bench:
         )
         if saved is not None:
             self.coordinator.load(saved)
-        others = [RemoteShard(shard) for shard in self.shards[1:]]
+        others = [RemoteShard(shard, None) for shard in self.shards[1:]]
         self.other = others[0] if others else None
         self.reconciler = Reconciler(self.shards[0], others, self.coordinator)
         for shard in self.shards:
@@ -240,8 +229,8 @@ def test_unreachable_shard_leaves_the_count_unchanged():
     bench = Bench()
     bench.push(1, 1)
     bench.reconciler.compare(at_end=True)
-    bench.other.unreachable = True
-    with pytest.raises(Unreachable, match="it is unreachable"):
+    bench.other.down = True
+    with pytest.raises(Unreachable, match="the shard is down"):
         bench.reconciler.compare(at_end=True)
     assert bench.counted == (2, {(0, 1)})
 

@@ -13,17 +13,8 @@ from shoal_trainer.contract import JobIdentity, SnapshotPolicy, Staleness, StopA
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.other_shard import OtherShard
-from shoal_trainer.coordinator.protocol import (
-    AskPushes,
-    AskReport,
-    DataSpec,
-    FenceWorkers,
-    Join,
-    Pushes,
-    RollBackShard,
-    SnapshotShard,
-)
-from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
+from shoal_trainer.coordinator.protocol import DataSpec, FenceWorkers, Join
+from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.stuck import Stuck
@@ -33,6 +24,7 @@ from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore, State
 from shoal_trainer.snapshot import initial
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
+from tests.unit.trainer.coordinator.remote_shard import RemoteShard
 from tests.unit.trainer.simulation.invariants import (
     check_claim,
     check_contents,
@@ -45,40 +37,26 @@ from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
 
-class RemoteShard:
-    """The coordinator's client of another shard."""
+class Other(RemoteShard):
+    """Another shard of the world."""
 
     def __init__(self, world, index):
         self.world, self.index = world, index
         self.connected = None
 
-    def pushes(self, of):
+    def pushes(self, wanted):
         self.world.interleave()
-        request = AskPushes.model_validate_json(AskPushes(wanted=of).to_json())
-        pushes = pushes_of(self._server().shard, request.wanted)
-        return Pushes.model_validate_json(pushes.to_json())
+        return super().pushes(wanted)
 
-    def snapshot(self, number, epoch, published, generation):
+    def snapshot(self, *request):
         self.world.interleave()
-        server = self._server()
-        request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return server.follower.handlers()["snapshot"](request)
+        return super().snapshot(*request)
 
     def fence(self, epoch, older, left):
-        told = FenceWorkers(epoch=epoch, older=older, left=left)
-        request = FenceWorkers.model_validate_json(told.to_json())
-        server = self._server()
-        server.follower.handlers()["fence"](request)
-        check_told(server.shard, request)
+        super().fence(epoch, older, left)
+        check_told(self.connected.shard, FenceWorkers(epoch=epoch, older=older, left=left))
 
-    def report(self):
-        return self._server().follower.handlers()["report"](AskReport())
-
-    def roll_back(self, generation):
-        request = RollBackShard.model_validate_json(RollBackShard(generation=generation).to_json())
-        self._server().follower.handlers()["roll-back"](request)
-
-    def _server(self):
+    def reach(self):
         """A connection stays open while its server runs, even after the server was replaced."""
         if self.world.clock() < self.world.cut_until[self.index]:
             raise Unreachable("the link is down")
@@ -86,7 +64,7 @@ class RemoteShard:
             self.connected = self.world.servers[self.index]
         if self.connected is None:
             raise Unreachable("the shard is down")
-        return self.connected
+        return self.connected.follower.handlers()
 
 
 class Turns(threading.Condition):
@@ -165,7 +143,7 @@ class Server:
         )  # fmt: skip
         if world.hangs:
             self.coordinator.stuck = Stuck(least=5.0, first=10.0)
-        others = [RemoteShard(world, other) for other in range(1, world.shards)]
+        others = [Other(world, other) for other in range(1, world.shards)]
         self.others = [
             OtherShard(self.shard, index, other, self.compare_soon, self.overtaken)
             for index, other in enumerate(others, 1)
