@@ -8,8 +8,7 @@ from itertools import count
 
 from shoal_trainer.coordinator.course import Course
 from shoal_trainer.coordinator.members import Member, Members
-from shoal_trainer.coordinator.protocol import Assignment
-from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.protocol import Assignment, Lease
 from shoal_trainer.coordinator.ranges import Portion
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.ps.contents import Worker
@@ -84,7 +83,7 @@ class Assigning:
             learning_rate=tasks.learning_rate,
         )
 
-    def _lease(self, member: Member) -> LeaseMessage | None:
+    def _lease(self, member: Member) -> Lease | None:
         record, ledger = self._record, self._record.ledger
         assert ledger is not None
         assert record.data is not None

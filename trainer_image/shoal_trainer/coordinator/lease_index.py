@@ -37,8 +37,8 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lease:
-    """A segment that a worker holds, which trains it in steps of `batch` samples."""
+class Grant:
+    """A lease in the ledger: a segment that a worker holds, which trains it in steps of `batch` samples."""
 
     token: Token
     worker: Worker
@@ -46,16 +46,16 @@ class Lease:
     batch: int = 1
 
 
-class Leases(Mapping[Token, Lease]):
+class LeaseIndex(Mapping[Token, Grant]):
     """Leases by token, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._leases: dict[Token, Lease] = {}
+        self._leases: dict[Token, Grant] = {}
         self._at: dict[int, dict[int, list[tuple[int, Token]]]] = {}
         """Epoch, then file: (start, token) in order."""
         self._of: Counter[Worker] = Counter()
 
-    def __getitem__(self, token: Token) -> Lease:
+    def __getitem__(self, token: Token) -> Grant:
         return self._leases[token]
 
     def __iter__(self) -> Iterator[Token]:
@@ -64,7 +64,7 @@ class Leases(Mapping[Token, Lease]):
     def __len__(self) -> int:
         return len(self._leases)
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Grant) -> None:
         """Add a lease, or replace the one with the same token and start."""
         segment = lease.segment
         if lease.token not in self._leases:
@@ -96,7 +96,7 @@ class Leases(Mapping[Token, Lease]):
         """Whether an epoch has leases."""
         return epoch in self._at
 
-    def overlapping(self, segment: Segment) -> list[Lease]:
+    def overlapping(self, segment: Segment) -> list[Grant]:
         """The leases that share positions with a segment, in order."""
         entries = self._at.get(segment.epoch, {}).get(segment.file, [])
         first = max(0, bisect_right(entries, segment.start, key=_start) - 1)

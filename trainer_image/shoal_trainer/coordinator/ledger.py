@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal_trainer.coordinator.epoch_state import EpochState
-from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, Token
+from shoal_trainer.coordinator.lease_index import END, Grant, LeaseIndex, Segment, Token
 from shoal_trainer.coordinator.ranges import ALONE, FILE_PIECES, Portion, Ranges
 from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.positions import Positions
@@ -56,7 +56,7 @@ class Ledger:
         self._known = 0
         """The sum of the lengths."""
         self.open_epochs: dict[int, EpochState] = {}
-        self.leases = Leases()
+        self.leases = LeaseIndex()
         self._held: Counter[Worker] = Counter()
         self.completed = 0
         """Epochs 0 … completed-1 are complete; the next one is the current one."""
@@ -73,7 +73,7 @@ class Ledger:
         portion: Portion = ALONE,
         steps: int | None = None,
         half_of: int | None = None,
-    ) -> Lease | None:
+    ) -> Grant | None:
         """Lease a portion of the next free segment; None if nothing is free, or if the worker holds enough for now.
 
         `steps`: so many are left of all. `half_of`: no more than half of this epoch is leased now, and nothing of a
@@ -141,18 +141,18 @@ class Ledger:
             self.leases.remove(token)
             self._complete()
 
-    def rest(self, lease: Lease) -> list[Segment]:
+    def rest(self, lease: Grant) -> list[Segment]:
         """The parts of a lease that are not done."""
         segment = lease.segment
         gaps = self.open_epochs[segment.epoch].done_in(segment.file).gaps(segment.start, segment.end)
         return [segment._replace(start=start, stop=None if stop == END else stop) for start, stop in gaps]
 
-    def release(self, holds: Callable[[Lease], bool]) -> None:
+    def release(self, holds: Callable[[Grant], bool]) -> None:
         """Remove the leases for which `holds` is true; the rest of each is granted next, to who does not go on."""
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
             self._release(lease)
 
-    def reclaim(self, worker: Worker, term: int, segment: Segment, batch: int) -> Lease | None:
+    def reclaim(self, worker: Worker, term: int, segment: Segment, batch: int) -> Grant | None:
         """Lease a segment again to the worker that held it before a restart; None if it is done or reassigned.
 
         Overlapping leases of other terms are released. Idempotent.
@@ -278,10 +278,10 @@ class Ledger:
             state.free = None if free is None else deque(Segment(*segment) for segment in free)
             state.done = {int(file): Positions(intervals) for file, intervals in done}
             state.samples = sum(positions.total for positions in state.done.values())
-        self.leases, self._held = Leases(), Counter()
+        self.leases, self._held = LeaseIndex(), Counter()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
             segment = Segment(epoch, file, start, stop)
-            self._hold(Lease((term, counter), (slot, incarnation), segment, self._batch_size))
+            self._hold(Grant((term, counter), (slot, incarnation), segment, self._batch_size))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
@@ -357,22 +357,22 @@ class Ledger:
         self.opened += 1
         self.open_epochs[epoch] = EpochState()
 
-    def _lease(self, worker: Worker, term: int, segment: Segment, batch: int) -> Lease:
+    def _lease(self, worker: Worker, term: int, segment: Segment, batch: int) -> Grant:
         self._counter += 1
-        lease = Lease((term, self._counter), worker, segment, batch)
+        lease = Grant((term, self._counter), worker, segment, batch)
         self._hold(lease)
         return lease
 
-    def _hold(self, lease: Lease) -> None:
+    def _hold(self, lease: Grant) -> None:
         self.leases.add(lease)
         self._count(lease, self._samples(lease))
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: Grant) -> None:
         self.leases.remove(lease.token)
         self._count(lease, -self._samples(lease))
         self._listed(lease.segment.epoch).give_back(self.rest(lease))
 
-    def _count(self, lease: Lease, samples: int) -> None:
+    def _count(self, lease: Grant, samples: int) -> None:
         """So many samples more of a lease are not done."""
         self.open_epochs[lease.segment.epoch].leased[lease.batch] += samples
         self._held[lease.worker] += samples
@@ -383,7 +383,7 @@ class Ledger:
         """The stop of a segment, or the end of its file; None if that is unknown."""
         return self.lengths.get(segment.file) if segment.stop is None else segment.stop
 
-    def _samples(self, lease: Lease) -> int:
+    def _samples(self, lease: Grant) -> int:
         """Samples of a lease that are not done; 0 if its end is unknown."""
         if (end := self._end(lease.segment)) is None:
             return 0

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.coordinator.lease_index import Lease as LedgerLease
+from shoal_trainer.coordinator.lease_index import Grant
 from shoal_trainer.ps.contents import Span, Worker
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
@@ -103,7 +103,7 @@ class DataSpec(Message):
         pairs = zip(self.probes, other.probes, strict=False)
         return len(self.probes) == len(other.probes) and all(abs(a - b) <= near for a, b in pairs)
 
-    def lease_message(self, lease: LedgerLease) -> Lease:
+    def lease_message(self, lease: Grant) -> Lease:
         """A lease of these data as a message to a worker."""
         segment = lease.segment
         return Lease(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dev.night import examples
 from shoal_trainer.coordinator import lease_index
-from shoal_trainer.coordinator.lease_index import Lease, Segment
+from shoal_trainer.coordinator.lease_index import Grant, Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.ranges import MAX_RANGES, RANGE_BLOCKS, Portion
 
@@ -44,7 +44,7 @@ class AnyWorkers(RuleBasedStateMachine):
             assert all(new.isdisjoint(others) for others in held.values())
 
     @staticmethod
-    def positions(lease: Lease) -> set[tuple[int, int]]:
+    def positions(lease: Grant) -> set[tuple[int, int]]:
         return {(lease.segment.epoch, p) for p in range(lease.segment.start, lease.segment.stop or 0)}
 
     @precondition(lambda self: self.ledger.leases)

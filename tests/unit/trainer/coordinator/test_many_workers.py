@@ -10,7 +10,7 @@ from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.assigning import IDLE_SECONDS
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, overlap
+from shoal_trainer.coordinator.lease_index import END, Grant, LeaseIndex, Segment, overlap
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.ps.aligned import aligned
@@ -81,16 +81,16 @@ def disjoint(draw):
     return draw(st.permutations(found))
 
 
-def brute_force(leases: Iterable[Lease], segment: Segment) -> list[Lease]:
+def brute_force(leases: Iterable[Grant], segment: Segment) -> list[Grant]:
     found = [lease for lease in leases if overlap(lease.segment, segment)]
     return sorted(found, key=lambda lease: lease.segment.start)
 
 
 @given(disjoint(), st.integers(0, 1), st.integers(0, 1), st.integers(0, 45), st.integers(0, 12), st.data())
 def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, start, length, data):
-    leases = Leases()
+    leases = LeaseIndex()
     for counter, segment in enumerate(segments):
-        leases.add(Lease((1, counter), (0, 0), segment))
+        leases.add(Grant((1, counter), (0, 0), segment))
     removed = data.draw(st.sets(st.sampled_from(sorted(leases)))) if leases else set()
     for token in removed:
         leases.remove(token)
@@ -102,8 +102,8 @@ def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, star
 
 
 def test_lease_with_learned_end_is_not_found_beyond_it():
-    leases = Leases()
-    leases.add(Lease((1, 1), (0, 0), Segment(0, 3, 8, None)))
-    leases.add(Lease((1, 1), (0, 0), Segment(0, 3, 8, 20)))
+    leases = LeaseIndex()
+    leases.add(Grant((1, 1), (0, 0), Segment(0, 3, 8, None)))
+    leases.add(Grant((1, 1), (0, 0), Segment(0, 3, 8, 20)))
     assert leases.overlapping(Segment(0, 3, 20, None)) == []
     assert [lease.segment.end for lease in leases.overlapping(Segment(0, 3, 0, END))] == [20]
