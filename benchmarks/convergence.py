@@ -11,23 +11,15 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.harness import Measurement, record, summary, write
 from benchmarks.tasks import TASKS
-from benchmarks.trials import (
-    Accumulating,
-    AgreeingFromTwo,
-    ByGap,
-    ByGapAlone,
-    ByPace,
-    Joined,
-    JoinedWarmed,
-    Warmed,
-)
+from benchmarks.trials import Accumulating, FromTwo, Gap, GapAlone, Joined, Pace, Tried, WarmUp
 from benchmarks.virtual_job import (
     AllReduce,
     Asynchronous,
@@ -51,7 +43,9 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     ", equal workers": {"speeds": "equal"},
     ", a worker lost and replaced every 20 updates": {"churn": 20},
 }
-RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
+Rule = tuple[Callable[[Job], Course], dict[str, Any]]
+"""What makes a run of a job, and its options."""
+RULES: dict[str, Rule] = {
     **{SHOAL + condition: (VirtualJob, options) for condition, options in CONDITIONS.items()},
     "each gradient a step of Keras": (Asynchronous, {}),
     "all-reduce": (AllReduce, {}),
@@ -63,14 +57,14 @@ RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
         {"rate": math.sqrt, "shorter": lambda workers: max(1.0, workers / 2)},
     ),
 }
-TRIED: dict[str, tuple[type[Course], dict[str, Any]]] = {
-    "√pace": (ByPace, {}),
-    "agreement from two": (AgreeingFromTwo, {}),
-    "by gap": (ByGap, {}),
-    "by gap alone": (ByGapAlone, {"anticipates": False}),
-    "warm-up": (Warmed, {}),
+TRIED: dict[str, Rule] = {
+    "√pace": (partial(Tried, damping=Pace), {}),
+    "agreement from two": (partial(Tried, damping=FromTwo), {}),
+    "by gap": (partial(Tried, damping=Gap), {}),
+    "by gap alone": (partial(Tried, damping=GapAlone), {"anticipates": False}),
+    "warm-up": (partial(Tried, damping=WarmUp), {}),
     "joined": (Joined, {}),
-    "joined, warm-up": (JoinedWarmed, {}),
+    "joined, warm-up": (partial(Joined, damping=WarmUp), {}),
     "accumulated": (Accumulating, {}),
     "accumulated, rate × √W": (Accumulating, {"rate": math.sqrt}),
     "Constant": (VirtualJob, {"policy": "Constant"}),

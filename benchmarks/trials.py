@@ -20,7 +20,7 @@ WARM_ROUNDS = 5
 
 
 class Trial(Damping):
-    """A damping that is told of each push before it is applied."""
+    """The default, but that it is told of each push before it is applied."""
 
     def meets(self, computed_on: Vector, current: Vector) -> None:
         """A gradient arrives: the parameters it was computed on, and those that it meets."""
@@ -29,11 +29,13 @@ class Trial(Damping):
 class Tried(VirtualJob):
     """Shoal with another damping on its server."""
 
-    damping: type[Trial]
+    def __init__(self, job: Job, damping: type[Trial] = Trial) -> None:
+        self._damping = damping
+        super().__init__(job)
 
     def _server(self, epoch: int) -> ShardStore:
         shard = super()._server(epoch)
-        shard.damping = self.damping(EXPONENTS[self.job.policy])
+        shard.damping = self._damping(EXPONENTS[self.job.policy])
         return shard
 
     def update(self, worker: int, flat: Vector, samples: int = 0) -> Vector:
@@ -112,41 +114,11 @@ class WarmUp(Trial):
         return Damped(damped.factor * min(1.0, self._since / (WARM_ROUNDS * live_workers)), damped.pace)
 
 
-class ByPace(Tried):
-    """See `Pace`."""
-
-    damping = Pace
-
-
-class AgreeingFromTwo(Tried):
-    """See `FromTwo`."""
-
-    damping = FromTwo
-
-
-class ByGap(Tried):
-    """See `Gap`."""
-
-    damping = Gap
-
-
-class ByGapAlone(Tried):
-    """See `GapAlone`."""
-
-    damping = GapAlone
-
-
-class Warmed(Tried):
-    """See `WarmUp`."""
-
-    damping = WarmUp
-
-
-class Joined(VirtualJob):
+class Joined(Tried):
     """One worker for half of the samples; then the others join at once."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, damping: type[Trial] = Trial) -> None:
+        super().__init__(job, damping)
         self.shrink(1)
 
     def advance(self) -> None:
@@ -157,10 +129,6 @@ class Joined(VirtualJob):
             for worker in range(1, workers):
                 self._join(worker)
         super().advance()
-
-
-class JoinedWarmed(Joined, Warmed):
-    """The same with a warm-up."""
 
 
 class Accumulating(Asynchronous):
