@@ -284,21 +284,21 @@ class PSClient:
             sending += self._clock() - start
 
         def receive(index: int) -> tuple[Header, bytearray]:
-            return self._shards[index].receive(expected, self._target(out, index, coding))
+            into = None if out is None else self._target(out, index, coding)
+            return self._shards[index].receive(expected, into)
 
         def large(index: int) -> bool:
             low, high = self._places(index, coding)
             return asks((high - low) * coding.itemsize)
 
-        def exchange(index: int) -> tuple[Header, bytearray]:
+        def exchange(index: int, out: NDArray[Any]) -> tuple[Header, bytearray]:
             """One large request: nothing of another one is sent meanwhile, as they would share the worker's link."""
             piece = send(index)
             if payload is None or not large(index):
                 return receive(index)
-            target = self._target(out, index, coding)
-            if piece and target is not None and self._tls:
-                low, high = self._places(index, coding)
-                return self._shards[index].exchange(piece, section(payload, low, high), expected, target)
+            if piece and self._tls:
+                part, into = section(payload, *self._places(index, coding)), self._target(out, index, coding)
+                return self._shards[index].exchange(piece, part, expected, into)
             if not piece:
                 send_payload(index)
                 return receive(index)
@@ -307,7 +307,7 @@ class PSClient:
         order = range(len(self._shards))
         try:
             if out is not None and any(map(large, order)):
-                answers = [exchange(index) for index in order]
+                answers = [exchange(index, out) for index in order]
             else:
                 for index in order:
                     send(index)
@@ -346,10 +346,8 @@ class PSClient:
         low, high = (place(bound, self._trainable, codec.dtype) for bound in self._bounds[index])
         return low, high
 
-    def _target(self, out: NDArray[Any] | None, index: int, codec: Codec) -> Target | None:
+    def _target(self, out: NDArray[Any], index: int, codec: Codec) -> Target:
         """Where the answer of one shard goes."""
-        if out is None:
-            return None
         start, end = self._bounds[index]
         low, high = self._places(index, codec) if out.dtype == codec.dtype else (start, end)
         return Target(out[low:high], end - start, max(0, self._trainable - start), codec)
