@@ -5,15 +5,16 @@ TensorFlow and Keras put many frames of their own around that line, or give it o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shoal_trainer.data.read_errors import GRAPH, TRACEBACK, summary
-from shoal_trainer.errors import UserError
+from shoal_trainer.data.read_errors import GRAPH, TRACEBACK, is_network_outage, summary
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 OTHERS = tuple(
     f"{folder}{os.sep}"
@@ -50,9 +51,24 @@ def located(error: BaseException) -> str:
     return ""
 
 
-def with_location(error: UserError) -> UserError:
-    """The error with the line of the user's code that caused it."""
-    return UserError(f"{error}{located(error)}")
+@contextlib.contextmanager
+def blamed_on_user(
+    what: str, failed: str, remedy: Callable[[BaseException], str] = lambda _: ""
+) -> Iterator[None]:
+    """What this block, which runs the user's code, raises is a `UserError` with its place; an outage is `Unreachable`.
+
+    An error of the network is one, as the code may load data or weights.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}{located(error)}") from error
+    except TrainerError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_network_outage(error):
+            raise Unreachable(f"{what}: {summary(error)}") from error
+        raise UserError(f"{failed}: {where(error)}{remedy(error)}") from error
 
 
 def _in_text(error: BaseException) -> Iterator[tuple[str, int, str]]:

@@ -16,9 +16,8 @@ import tensorflow as tf
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.preprocessed import preprocessed
-from shoal_trainer.data.read_errors import is_network_outage, summary
-from shoal_trainer.data.user_code import where, with_location
-from shoal_trainer.errors import HungStep, TrainerError, Unreachable, UserError, WorkerFailed
+from shoal_trainer.data.user_code import blamed_on_user, where
+from shoal_trainer.errors import HungStep, TrainerError, UserError, WorkerFailed
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
@@ -84,17 +83,8 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     keras.backend.clear_session(free_memory=False)  # variable names must not depend on models built before
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
-    try:
-        with memory_is_enough():
-            model = job.model()
-    except UserError as error:
-        raise with_location(error) from error
-    except TrainerError:
-        raise
-    except (Exception, SystemExit) as error:
-        if is_network_outage(error):  # it loads weights
-            raise Unreachable(f"Training(model=…): {summary(error)}") from error
-        raise UserError(f"Training(model=…) failed: {where(error)}") from error
+    with blamed_on_user("Training(model=…)", "Training(model=…) failed"), memory_is_enough():
+        model = job.model()
     default = tf.distribute.get_strategy()
     if getattr(model, "distribute_strategy", default) is not default:
         raise UserError(

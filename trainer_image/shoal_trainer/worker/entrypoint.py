@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal_trainer.contract import CODE_ARCHIVE, CODE_DIR
-from shoal_trainer.data.user_code import where, with_location
-from shoal_trainer.errors import TrainerError, Unreachable, UserError
+from shoal_trainer.data.user_code import blamed_on_user
+from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
 
 log = logging.getLogger(__name__)
@@ -46,20 +46,14 @@ def load(
     folder = folders[0]
     module_name, attribute = check(entrypoint, *folders)
     sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]
-    try:
-        with _told_of_fit():
+    failed = f"The module {module_name!r} of the entrypoint cannot be imported"
+    with blamed_on_user(f"the module {module_name!r}", failed, _remedy), _told_of_fit():
+        try:
             module = importlib.import_module(module_name)
-    except UserError as error:
-        raise with_location(error) from error
-    except TrainerError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise _missing(entrypoint, module_name, folder) from error
-        _raise_outage(error, f"the module {module_name!r}")
-        raise UserError(
-            f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}{_remedy(error)}"
-        ) from error
+        except ModuleNotFoundError as error:
+            if f"{module_name}.".startswith(f"{error.name}."):
+                raise _missing(entrypoint, module_name, folder) from error
+            raise
     ours = folder / f"{module_name.replace('.', '/')}.py"
     theirs = getattr(module, "__file__", None)
     if theirs and ours.is_file() and ours.resolve() != Path(theirs).resolve():
@@ -80,23 +74,8 @@ def load(
             hint = f"Did you mean {near[0]!r}?" if near else listed
             raise UserError(f"The entrypoint {entrypoint!r}: {module_name} has no {part!r}. {hint}")
         found = getattr(found, part)
-    try:
+    with blamed_on_user(f"the entrypoint {entrypoint!r}", f"The entrypoint {entrypoint!r} failed", _remedy):
         return as_training(found, args or {}, entrypoint)
-    except UserError as error:
-        raise with_location(error) from error
-    except TrainerError:
-        raise
-    except (Exception, SystemExit) as error:
-        _raise_outage(error, f"the entrypoint {entrypoint!r}")
-        raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}{_remedy(error)}") from error
-
-
-def _raise_outage(error: BaseException, what: str) -> None:
-    """Raise `Unreachable` for an error of the network: user code may load its data where it makes the `Training`."""
-    from shoal_trainer.data.read_errors import is_network_outage, summary
-
-    if is_network_outage(error):
-        raise Unreachable(f"{what}: {summary(error)}") from error
 
 
 @contextlib.contextmanager
