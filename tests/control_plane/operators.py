@@ -30,6 +30,7 @@ from shoal.process.settings import Settings
 from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import StatusReport
 from tests.control_plane import service_account
+from tests.meanwhile import during
 
 INSTALL_KEY = bytes(range(32))
 QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
@@ -86,12 +87,10 @@ async def running_operator(
         coordinator or FakeCoordinator(),
         lease_times=lease_times,
     )
-    task = asyncio.create_task(operator.run())
     try:
-        yield operator
+        async with during(operator.run()):
+            yield operator
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await http.close()
 
 
@@ -182,12 +181,8 @@ class OperatorProcess:
                 await self.wait()
                 await self.start()
 
-        task = asyncio.create_task(restart())
-        try:
+        async with during(restart()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _end(self, number: signal.Signals) -> int:
         process = self._process

@@ -5,7 +5,6 @@ The test plays the operator: it writes recommendations, and that it runs. The wa
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from shoal.pools.metrics import LEADING
 from shoal.pools.scaler import FINALIZER
 from shoal.process.pools import NodePools, PoolSettings
 from tests.control_plane.operators import eventually, running_operator, transport
+from tests.meanwhile import during
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -175,15 +175,6 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def during(task: asyncio.Task[Any]) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
 async def running_pools(
     plane: ControlPlane, world: World, identity: str = "shoal-pools"
 ) -> AsyncIterator[NodePools]:
@@ -192,7 +183,7 @@ async def running_pools(
         http, PoolSettings(identity=identity, lease_namespace=world.namespace), wall=lambda: world.now
     )
     try:
-        async with during(asyncio.create_task(pools.run())):
+        async with during(pools.run()):
             yield pools
     finally:
         await http.close()

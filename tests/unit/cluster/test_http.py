@@ -32,6 +32,7 @@ from shoal.controllers.trainingjob.credentials import InstallKey, job_credential
 from shoal.errors import TooLong, Unavailable, UsageError
 from shoal.process.life import TLS_BUFFER
 from shoal_trainer.security import Credentials
+from tests.meanwhile import during
 
 
 async def nobody() -> None:
@@ -179,12 +180,9 @@ async def test_connections_that_are_kept_are_open_before_they_are_needed(
         return web.Response(status=503 if answered < KEPT_OPEN else 200)
 
     async with serving(answer) as transport:
-        keeping = asyncio.create_task(transport.keep_open())
-        async with asyncio.timeout(10):
+        async with during(transport.keep_open()), asyncio.timeout(10):
             while answered < 3 * KEPT_OPEN:  # noqa: ASYNC110  # refusals end nothing
                 await asyncio.sleep(0)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
         assert len(opened) == KEPT_OPEN
 
 

@@ -16,6 +16,7 @@ import pytest
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.transport import Answer, Fenced, Query
 from shoal.errors import LeaseLost, Unavailable
+from tests.meanwhile import during
 from tests.unit.cluster.servers import SmallServer, json_patched
 
 pytestmark = pytest.mark.looptime
@@ -552,16 +553,13 @@ async def test_two_candidates_never_lead_at_once(seed: int) -> None:
             except LeaseLost:
                 await asyncio.sleep(dice.random() * 5)
 
-    lives = [asyncio.create_task(live(identity)) for identity in ("one", "two", "three")]
     led = set()
-    for _ in range(600):
-        await asyncio.sleep(dice.random())
-        if dice.random() < 0.05:
-            cut ^= {dice.choice(["one", "two", "three"])}
-        leading = [identity for identity, lease in leases.items() if lease.held]
-        assert len(leading) <= 1
-        led |= set(leading)
+    async with during(*(live(identity) for identity in ("one", "two", "three"))):
+        for _ in range(600):
+            await asyncio.sleep(dice.random())
+            if dice.random() < 0.05:
+                cut ^= {dice.choice(["one", "two", "three"])}
+            leading = [identity for identity, lease in leases.items() if lease.held]
+            assert len(leading) <= 1
+            led |= set(leading)
     assert led
-    for task in lives:
-        task.cancel()
-    await asyncio.gather(*lives, return_exceptions=True)

@@ -12,6 +12,7 @@ from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import LeaseLost
+from tests.meanwhile import during
 from tests.unit.cluster.test_lease import LeaseServer
 
 PATIENCE = 60.0
@@ -37,12 +38,10 @@ async def test_lease_is_renewed_while_the_main_loop_stands_still() -> None:
     with OwnThread("lease") as aside:
         lease = Lease(server, namespace="n", name="shoal", identity="one", times=TIMES, runs=aside)
         await lease.acquire()
-        keeping = asyncio.create_task(lease.keep())
-        await asyncio.sleep(0)
-        assert await asyncio.get_running_loop().create_task(stand_still(server.renewed))
-        assert lease.held
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        async with during(lease.keep()):
+            await asyncio.sleep(0)
+            assert await asyncio.get_running_loop().create_task(stand_still(server.renewed))
+            assert lease.held
         await lease.release()
         assert server.lease is not None
         assert server.lease["spec"]["holderIdentity"] == ""

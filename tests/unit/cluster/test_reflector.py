@@ -25,6 +25,7 @@ from shoal.cluster.reflector import (
 )
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import StoreWentBack, Unavailable
+from tests.meanwhile import during
 from tests.unit.cluster.servers import SmallServer
 from tests.unit.policy import build
 
@@ -66,12 +67,8 @@ class Watched:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Watched]:
-        task = asyncio.create_task(self.reflector.run())
-        try:
+        async with during(self.reflector.run()):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     @property
     def names(self) -> set[str]:
@@ -264,11 +261,10 @@ async def test_unknown_field_of_a_newer_schema_is_ignored() -> None:
     cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
     reflector = Reflector(server, Source("/jobs", TrainingJob), cache)
     server.set("a", kind="TrainingJob", spec=spec)
-    task = asyncio.create_task(reflector.run())
-    await reflector.synced.wait()
-    server.set("b", kind="TrainingJob", spec=spec)
-    await asyncio.sleep(1)
-    task.cancel()
+    async with during(reflector.run()):
+        await reflector.synced.wait()
+        server.set("b", kind="TrainingJob", spec=spec)
+        await asyncio.sleep(1)
     assert {job.metadata.name for job in cache.all()} == {"a", "b"}
 
 

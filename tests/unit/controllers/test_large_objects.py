@@ -6,7 +6,6 @@ the bound is told as unreadable.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import json
@@ -23,6 +22,7 @@ from shoal.cluster.reflector import Reflector
 from shoal.controllers.kept import kept
 from shoal.controllers.sources import sources
 from shoal.controllers.state import ClusterState, Wakes
+from tests.meanwhile import during
 from tests.unit.cluster.servers import SmallServer
 from tests.unit.policy import build
 
@@ -217,10 +217,8 @@ async def test_large_objects_take_little_memory_or_are_told_as_unreadable(
     server.set("honest", **HONEST[kind])
     cache = state.caches[kind]
     reflector = Reflector(server, sources("", kueue=True)[kind], cache, on_unreadable=hear)
-    task = asyncio.create_task(reflector.run())
-    await reflector.synced.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(reflector.run()):
+        await reflector.synced.wait()
     known = {each.metadata.name: weight(each) for each in cache.all()}
     assert known.keys() | told.keys() == {*made, "honest"}
     assert known["honest"] < 16 << 10

@@ -15,6 +15,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.page import Page
 from shoal.page.server import FILES, STATIC
 from shoal.process.endpoints import serve
+from tests.meanwhile import during
 from tests.unit.policy.build import NOW, job
 
 RUNNING = {"phase": "Running", "workers": {"ready": 2}}
@@ -255,9 +256,8 @@ async def test_a_look_that_fails_is_told_and_not_the_last(
 
     monkeypatch.setattr(page, "look", look)
     page.pause = 0.0
-    looking = asyncio.create_task(page.run())
-    await thrice.wait()
-    looking.cancel()
+    async with during(page.run()):
+        await thrice.wait()
     assert "a status that nobody thought of" in caplog.text
 
 

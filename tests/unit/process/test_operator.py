@@ -19,6 +19,7 @@ from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
 from shoal.process.settings import Settings
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import NOW, Cluster, UnreachableCoordinator
 from tests.unit.policy import build
 
@@ -57,16 +58,14 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
     operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
     assert operator.manager.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(60)
-    assert operator.manager.unread() == ["trainingjobs"]
-    assert "shoal_leading 0.0" in generate_latest(operator.metrics.registry).decode()
-    cluster.jobs = NO_OBJECTS
-    await asyncio.sleep(60)
-    assert operator.manager.unread() == []
-    assert "shoal_leading 1.0" in generate_latest(operator.metrics.registry).decode()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.run()):
+        await asyncio.sleep(60)
+        assert operator.manager.unread() == ["trainingjobs"]
+        assert "shoal_leading 0.0" in generate_latest(operator.metrics.registry).decode()
+        cluster.jobs = NO_OBJECTS
+        await asyncio.sleep(60)
+        assert operator.manager.unread() == []
+        assert "shoal_leading 1.0" in generate_latest(operator.metrics.registry).decode()
 
 
 class Scoped(EmptyCluster):
@@ -83,16 +82,14 @@ async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
     cluster = Scoped(jobs=NO_OBJECTS)
     settings = replace(SETTINGS, node_signals=False, pools=False)
     operator = Operator(cluster, settings, UnreachableCoordinator())
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(600)
-    metrics = generate_latest(operator.metrics.registry).decode()
-    assert "shoal_leading 1.0" in metrics
-    assert 'reason="refused"' not in metrics
-    assert 'shoal_queue_length{controller="trainingjob"}' in metrics
-    assert 'controller="capacitypool"' not in metrics
-    assert operator.watched.isdisjoint({"nodes", "capacitypools"})
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.run()):
+        await asyncio.sleep(600)
+        metrics = generate_latest(operator.metrics.registry).decode()
+        assert "shoal_leading 1.0" in metrics
+        assert 'reason="refused"' not in metrics
+        assert 'shoal_queue_length{controller="trainingjob"}' in metrics
+        assert 'controller="capacitypool"' not in metrics
+        assert operator.watched.isdisjoint({"nodes", "capacitypools"})
 
 
 @pytest.mark.looptime
@@ -104,37 +101,33 @@ async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads:
     """It was told that the pool "does not exist", though everybody saw it."""
     cluster = Scoped(jobs=NO_OBJECTS)
     operator = Operator(cluster, replace(SETTINGS, pools=reads), UnreachableCoordinator())
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(60)
-    manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a"]})
-    known = cluster.add("/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits", manifest)
-    operator.state.jobs.put(TrainingJob.model_validate(known))
-    await asyncio.sleep(60)
-    (job,) = operator.state.jobs.all()
-    degraded = job.status.condition("Degraded")
-    assert degraded is not None
-    assert degraded.reason == "PoolNotFound"
-    assert words in degraded.message
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.run()):
+        await asyncio.sleep(60)
+        manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a"]})
+        known = cluster.add("/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits", manifest)
+        operator.state.jobs.put(TrainingJob.model_validate(known))
+        await asyncio.sleep(60)
+        (job,) = operator.state.jobs.all()
+        degraded = job.status.condition("Degraded")
+        assert degraded is not None
+        assert degraded.reason == "PoolNotFound"
+        assert words in degraded.message
 
 
 @pytest.mark.looptime
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)
     operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(60)
-    operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
-    await asyncio.sleep(5)
-    assert cluster.writes("POST", "events") == ["events"]
-    cluster.fault = lambda _method, path: Unavailable("partition") if "/leases" in path else None
-    await asyncio.sleep(LEASE_TIMES.renew_deadline + 1)
-    operator.recorder.record(build.job(), [Event("Normal", "Two", "never told")])
-    await operator.recorder.drain()
-    assert cluster.writes("POST", "events") == ["events"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.run()):
+        await asyncio.sleep(60)
+        operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
+        await asyncio.sleep(5)
+        assert cluster.writes("POST", "events") == ["events"]
+        cluster.fault = lambda _method, path: Unavailable("partition") if "/leases" in path else None
+        await asyncio.sleep(LEASE_TIMES.renew_deadline + 1)
+        operator.recorder.record(build.job(), [Event("Normal", "Two", "never told")])
+        await operator.recorder.drain()
+        assert cluster.writes("POST", "events") == ["events"]
 
 
 @pytest.mark.looptime
@@ -142,33 +135,31 @@ async def test_all_its_requests_but_the_lease_s_wait_after_one_was_told_to_come_
     """There is one limiter: what is read, decided and told asks no server that sheds load."""
     cluster = EmptyCluster(jobs=NO_OBJECTS)
     operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(60)
-    asked: set[tuple[str, str]] = set()
-    shed = asyncio.Event()
+    async with during(operator.run()):
+        await asyncio.sleep(60)
+        asked: set[tuple[str, str]] = set()
+        shed = asyncio.Event()
 
-    def answer(method: str, path: str) -> Unavailable | None:
-        if "/leases" in path:
+        def answer(method: str, path: str) -> Unavailable | None:
+            if "/leases" in path:
+                return None
+            if not shed.is_set() and path.endswith("/events"):
+                shed.set()
+                return Unavailable("429 too many requests", retry_after=7.0)
+            if shed.is_set():
+                asked.add((method, path.rpartition("/")[2]))
             return None
-        if not shed.is_set() and path.endswith("/events"):
-            shed.set()
-            return Unavailable("429 too many requests", retry_after=7.0)
-        if shed.is_set():
-            asked.add((method, path.rpartition("/")[2]))
-        return None
 
-    cluster.fault = answer
-    operator.recorder.record(build.job(), [Event("Normal", "One", "never told")])
-    await shed.wait()
-    operator.recorder.record(build.job(), [Event("Normal", "Two", "told later")])
-    add_job(operator, 1)
-    operator._reflectors["pods"].request_refresh()
-    await asyncio.sleep(6.9)
-    assert asked == set()
-    await asyncio.sleep(5)
-    assert asked >= {("POST", "events"), ("POST", "secrets"), ("GET", "pods")}
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        cluster.fault = answer
+        operator.recorder.record(build.job(), [Event("Normal", "One", "never told")])
+        await shed.wait()
+        operator.recorder.record(build.job(), [Event("Normal", "Two", "told later")])
+        add_job(operator, 1)
+        operator._reflectors["pods"].request_refresh()
+        await asyncio.sleep(6.9)
+        assert asked == set()
+        await asyncio.sleep(5)
+        assert asked >= {("POST", "events"), ("POST", "secrets"), ("GET", "pods")}
 
 
 @pytest.mark.looptime
@@ -186,12 +177,10 @@ async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
     }
     where = f"/apis/coordination.k8s.io/v1/namespaces/{SETTINGS.lease_namespace}/leases/{SETTINGS.lease_name}"
     cluster.add(where, {"metadata": {"name": SETTINGS.lease_name}, "spec": spec})
-    task = asyncio.create_task(operator.run())
-    await asyncio.sleep(60)
-    assert operator.lease.held
-    assert (operator._outage.returned_at is not None) == outage
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.run()):
+        await asyncio.sleep(60)
+        assert operator.lease.held
+        assert (operator._outage.returned_at is not None) == outage
 
 
 async def test_standby_neither_queues_nor_counts_jobs_until_it_leads() -> None:
@@ -241,7 +230,5 @@ async def drained(operator: Operator) -> None:
     async def nothing(_key: object) -> None:
         return None
 
-    task = asyncio.create_task(operator.jobs.queue.work(nothing))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(operator.jobs.queue.work(nothing)):
+        await asyncio.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from shoal.cluster.transport import Answer
 from shoal.pools.scaler import FINALIZER
 from shoal.process.pools import NodePools, PoolSettings
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import NOW, Cluster
 
 pytestmark = pytest.mark.looptime
@@ -42,9 +42,6 @@ async def test_a_pool_whose_watch_is_behind_is_listed_again() -> None:
     """Each write was a conflict until the API server ended the watch, 5 to 10 minutes later."""
     cluster = BehindTheTruth()
     pools = NodePools(cluster, PoolSettings(), wall=lambda: NOW)
-    running = asyncio.create_task(pools.run())
-    await asyncio.sleep(60)
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with during(pools.run()):
+        await asyncio.sleep(60)
     assert cluster.lists > 2  # one of a standby, one behind the Lease

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.runtime.garbage import EVERY_SECONDS, MOST, QUIET_SECONDS, Garbage
+from tests.meanwhile import during
 
 pytestmark = pytest.mark.looptime
 
@@ -31,13 +32,9 @@ def full() -> Iterator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def running(garbage: Garbage) -> AsyncIterator[None]:
-    task = asyncio.create_task(garbage.run())
-    await asyncio.sleep(0)
-    try:
+    async with during(garbage.run()):
+        await asyncio.sleep(0)
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def ramp() -> list[Any]:

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from shoal.runtime import kopf_watch
 from shoal.runtime.kopf_watch import KopfWatch
+from tests.meanwhile import during
 
 RAISED: list[Callable[[], BaseException]] = [
     lambda: RuntimeError("a watch ERROR that is no 410"),
@@ -76,11 +77,8 @@ async def test_kopf_runs_beside_the_loop_and_stops_with_it(monkeypatch: pytest.M
         stopped.set()
 
     monkeypatch.setattr(kopf, "operator", operator)
-    task = asyncio.create_task(KopfWatch(["trainingjobs"], "ns", lambda *_: None, login).run())
-    async with asyncio.timeout(60):
+    async with during(KopfWatch(["trainingjobs"], "ns", lambda *_: None, login).run()), asyncio.timeout(60):
         await started.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
     assert await asyncio.to_thread(stopped.wait, 60)
     assert threads[0] is not threading.main_thread()
 
@@ -175,15 +173,11 @@ async def test_kopf_asks_for_metadata_and_keeps_nothing_of_an_object_that_change
         async def login() -> kopf.ConnectionInfo:
             return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
 
-        watch = asyncio.create_task(KopfWatch(["trainingjobs"], "", changed, login).run())
-        try:
+        async with during(KopfWatch(["trainingjobs"], "", changed, login).run()):
             await all_heard.wait()
             await watches.wait()
             async with asyncio.timeout(60):
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(workers_end(), loops[0]))
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
     assert "as=PartialObjectMetadataList;" in accepted[JOBS]
     assert "as=PartialObjectMetadata;" in accepted["watch"]
     assert "PartialObjectMetadata" not in accepted["/apis"]
@@ -207,12 +201,8 @@ async def test_kopf_watches_where_there_is_nothing_yet() -> None:
         async def login() -> kopf.ConnectionInfo:
             return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
 
-        watch = asyncio.create_task(KopfWatch(["trainingjobs"], "", lambda *_: None, login).run())
-        try:
+        async with during(KopfWatch(["trainingjobs"], "", lambda *_: None, login).run()):
             await watches.wait()
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
 
 
 @pytest.mark.parametrize("early", [{}, {"resources": []}, None])
@@ -241,12 +231,8 @@ async def test_what_was_not_served_when_kopf_looked_is_watched_later(early: dict
         watch = KopfWatch(
             ["trainingjobs"], "", lambda *_: heard.set(), login, on_restart=lambda: told.append(asked)
         )
-        task = asyncio.create_task(watch.run())
-        try:
+        async with during(watch.run()):
             await heard.wait()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
     assert told == [1]
 
 
@@ -292,12 +278,8 @@ async def test_a_resource_that_is_forbidden_for_a_while_ends_no_watch_for_good(
             return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
 
         watch = KopfWatch(plurals, "", lambda *_: None, login, on_restart=lambda: told.append(dict(watched)))
-        task = asyncio.create_task(watch.run())
-        try:
+        async with during(watch.run()):
             await all_again.wait()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
     assert (refusals, len(told)) == (0, 1)
 
 

@@ -14,6 +14,7 @@ from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from shoal.runtime.limiter import Limited
 from shoal.runtime.work_queue import WorkQueue
+from tests.meanwhile import during
 from tests.unit.cluster.servers import SmallServer
 from tests.virtual.loop import now, play
 
@@ -206,9 +207,7 @@ async def test_key_whose_request_was_shed_waits_as_long() -> None:
         raise Unavailable("429", retry_after=20.0)
 
     queue.add("a")
-    task = asyncio.create_task(queue.work(reconcile))
-    await asyncio.sleep(30)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(queue.work(reconcile)):
+        await asyncio.sleep(30)
     assert len(times) == 2
     assert times[1] - times[0] >= 20

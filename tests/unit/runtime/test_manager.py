@@ -20,6 +20,7 @@ from shoal.runtime.controller import Controller, Key
 from shoal.runtime.manager import OPTIONAL_SECONDS, SILENT_SECONDS, Manager
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
+from tests.meanwhile import during
 from tests.unit.cluster.servers import SmallServer
 from tests.unit.cluster.test_lease import TIMES, LeaseServer, candidate
 from tests.unit.policy import build
@@ -58,12 +59,8 @@ class Replica:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Replica]:
-        task = asyncio.create_task(self.manager.run())
-        try:
+        async with during(self.manager.run()):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("behind", ["pods", "nodes"])

@@ -18,6 +18,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
 from shoal.runtime.recorder import BURST, MAX_WAITING, PAUSE_SECONDS, POSTERS, Recorder
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import NOW, Rig
 from tests.unit.policy import build
 
@@ -222,14 +223,12 @@ async def test_slow_namespace_delays_no_event_of_another() -> None:
     """20 of its events delayed another's by 202 s."""
     cluster = SlowSpace()
     recorder = Recorder(cluster, reporter="r", wall=lambda: NOW)
-    run = asyncio.create_task(recorder.run())
-    for number in range(20):
-        recorder.record(of("slow", number), [DISRUPTED])
-    await asyncio.sleep(25)
-    recorder.record(of("fine"), [DISRUPTED])
-    await asyncio.sleep(1)
-    run.cancel()
-    await asyncio.wait({run})
+    async with during(recorder.run()):
+        for number in range(20):
+            recorder.record(of("slow", number), [DISRUPTED])
+        await asyncio.sleep(25)
+        recorder.record(of("fine"), [DISRUPTED])
+        await asyncio.sleep(1)
     assert cluster.posted == [(pytest.approx(25.0, abs=0.01), "fine")]
 
 
@@ -276,12 +275,10 @@ async def test_events_of_many_namespaces_are_posted_a_few_at_once_and_one_of_eac
             return Answer(201, b"{}")
 
     recorder = Recorder(Cluster(), reporter="r", wall=lambda: NOW)
-    run = asyncio.create_task(recorder.run())
-    for number in range(100):
-        recorder.record(of(f"space-{number % 10}", number), [DISRUPTED])
-    await asyncio.sleep(100 / POSTERS + 1)
-    run.cancel()
-    await asyncio.wait({run})
+    async with during(recorder.run()):
+        for number in range(100):
+            recorder.record(of(f"space-{number % 10}", number), [DISRUPTED])
+        await asyncio.sleep(100 / POSTERS + 1)
     assert most == POSTERS
     assert not recorder._waiting
 
@@ -290,13 +287,11 @@ async def test_events_of_many_namespaces_are_posted_a_few_at_once_and_one_of_eac
 async def test_combined_events_are_written_at_a_bounded_rate() -> None:
     rig = Rig()
     job = rig.apply()
-    task = asyncio.create_task(rig.recorder.run())
-    rig.cluster.requests.clear()
-    for number in range(100):
-        rig.recorder.record(job, [Event("Warning", "WorkerDisrupted", f"worker {number}")])
-        await asyncio.sleep(0.05)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with during(rig.recorder.run()):
+        rig.cluster.requests.clear()
+        for number in range(100):
+            rig.recorder.record(job, [Event("Warning", "WorkerDisrupted", f"worker {number}")])
+            await asyncio.sleep(0.05)
     assert len(rig.cluster.requests) <= BURST["Warning"] + 5 / PAUSE_SECONDS + 2
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from shoal.runtime.tasks import Tasks
+from tests.meanwhile import during
 
 pytestmark = pytest.mark.looptime
 
@@ -20,17 +21,15 @@ async def test_tasks_end_with_their_owner_or_with_the_process() -> None:
         finally:
             ended.append(name)
 
-    process = asyncio.create_task(tasks.run())
-    for owner in ("a", "b"):
-        tasks.start(owner, work(f"{owner} short", 1))
-        tasks.start(owner, work(f"{owner} long", 100))
-    await asyncio.sleep(2)
-    assert sorted(ended) == ["a short", "b short"]
-    tasks.forget("a")
-    await asyncio.sleep(0.1)
-    assert ended[2:] == ["a long"]
-    process.cancel()
-    await asyncio.gather(process, return_exceptions=True)
+    async with during(tasks.run()):
+        for owner in ("a", "b"):
+            tasks.start(owner, work(f"{owner} short", 1))
+            tasks.start(owner, work(f"{owner} long", 100))
+        await asyncio.sleep(2)
+        assert sorted(ended) == ["a short", "b short"]
+        tasks.forget("a")
+        await asyncio.sleep(0.1)
+        assert ended[2:] == ["a long"]
     assert ended[3:] == ["b long"], "it has ended when the process has"
 
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 
 import pytest
 
 from shoal.errors import Unavailable
 from shoal.runtime.work_queue import GATHER_SECONDS, TURN_OF_THE_OLDEST, Priority, WorkQueue
+from tests.meanwhile import during
 
 pytestmark = pytest.mark.looptime
 
 Reconcile = Callable[[str], Awaitable[float | None]]
 
 
-@asynccontextmanager
-async def working(queue: WorkQueue[str], reconcile: Reconcile, workers: int = 3) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(queue.work(reconcile)) for _ in range(workers)]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def working(
+    queue: WorkQueue[str], reconcile: Reconcile, workers: int = 3
+) -> AbstractAsyncContextManager[None]:
+    return during(*(queue.work(reconcile) for _ in range(workers)))
 
 
 def now() -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter, collection_path
 from shoal.runtime.work_queue import Priority
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import Cluster
 from tests.unit.policy import build
 from tests.virtual.loop import now
@@ -463,15 +464,9 @@ class Fleet:
         """What its status says."""
         return self.status.recommended.nodes
 
-    @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
+    def working(self) -> AbstractAsyncContextManager[None]:
         """For as long as it has work."""
-        work = asyncio.create_task(self.pools.work())
-        try:
-            yield
-        finally:
-            work.cancel()
-            await asyncio.wait({work})
+        return during(self.pools.work())
 
 
 @pytest.mark.looptime

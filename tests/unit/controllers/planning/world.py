@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +25,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter, collection_path
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import LogSums, ModelReport, Phase, SpeedSums, StatusReport
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
 from tests.unit.policy import build
 
@@ -174,9 +173,5 @@ class World:
         await self.planner.plan_once()
         return self.proposal(job)
 
-    @asynccontextmanager
-    async def planning(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.planner.run())
-        yield
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    def planning(self) -> AbstractAsyncContextManager[None]:
+        return during(self.planner.run())

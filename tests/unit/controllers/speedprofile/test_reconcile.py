@@ -15,6 +15,7 @@ from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, LATE_SECONDS, 
 from shoal.errors import Unavailable
 from shoal.runtime.work_queue import WorkQueue
 from shoal_trainer.contract import ShardReport
+from tests.meanwhile import during
 from tests.unit.controllers.planning.world import KEY, PROFILES, World, report, training_job
 
 
@@ -78,20 +79,19 @@ async def test_reports_are_merged_at_intervals_and_not_with_each_of_them() -> No
         looks.append(asyncio.get_running_loop().time())
         return await world.learner(key)
 
-    work = asyncio.create_task(queue.work(look))
-    for second in range(0, 200, 2):
+    async with during(queue.work(look)):
+        for second in range(0, 200, 2):
+            for job in jobs:
+                world.hear(job, report(1e6, count=500 + second // 100))
+            await asyncio.sleep(2)
+        assert looks == [20.0 * n for n in range(11)]
         for job in jobs:
-            world.hear(job, report(1e6, count=500 + second // 100))
-        await asyncio.sleep(2)
-    assert looks == [20.0 * n for n in range(11)]
-    for job in jobs:
-        world.state.jobs.drop(job.metadata.uid)
-    await asyncio.sleep(3 * SOON_SECONDS)
-    assert len(looks) == 12, "nobody reports any more"
-    world.add(jobs[0], said=report(1e6, count=900))
-    await asyncio.sleep(1)
-    assert len(looks) == 13
-    work.cancel()
+            world.state.jobs.drop(job.metadata.uid)
+        await asyncio.sleep(3 * SOON_SECONDS)
+        assert len(looks) == 12, "nobody reports any more"
+        world.add(jobs[0], said=report(1e6, count=900))
+        await asyncio.sleep(1)
+        assert len(looks) == 13
 
 
 @pytest.mark.looptime

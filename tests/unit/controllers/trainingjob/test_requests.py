@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from shoal.errors import Unavailable
 from shoal.policy.actions import CreatePod, CreateService, DeletePod
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority, WorkQueue
+from tests.meanwhile import during
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
 from tests.unit.policy import build
 
@@ -70,19 +70,12 @@ class Slow:
         finally:
             self.open -= 1
 
-    @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
+    def working(self) -> AbstractAsyncContextManager[None]:
         """The operator works."""
         rig = self.rig
         rig.on_wake = self.queue.add
         self.queue.add(KEY)
-        work = [asyncio.create_task(self.queue.work(rig.once)), asyncio.create_task(rig.tasks.run())]
-        try:
-            yield
-        finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+        return during(self.queue.work(rig.once), rig.tasks.run())
 
     async def runs(self) -> None:
         """All pods are made, bound and run."""
