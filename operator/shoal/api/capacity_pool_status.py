@@ -178,11 +178,9 @@ class OperatorShare(Status):
     jobs train on without their operator. Remove the share of one that is gone for good."""
 
 
-class ScalingStatus(Status):
-    """What `shoal-pools` scales for the pool, written only by it."""
+class Sized(Status):
+    """What is remembered of a pool that is sized."""
 
-    subject: Subject
-    """What it scales: as in the spec, until it has been released."""
     original_nodes: int
     """The size that it found, and gives back."""
     nodes: int
@@ -197,6 +195,13 @@ class ScalingStatus(Status):
     """Since when less is recommended than there is."""
     highest: int = 0
     """The highest recommendation since then."""
+
+
+class ScalingStatus(Sized):
+    """What `shoal-pools` scales for the pool, written only by it."""
+
+    subject: Subject
+    """What it scales: as in the spec, until it has been released."""
     releasing_since: AwareDatetime | None = None
     """Since when it gives the size back."""
 

@@ -10,9 +10,11 @@ node that a job uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from shoal.api.capacity_pool_status import Sized
 
 BETWEEN_RESIZES = timedelta(minutes=2)
 GIVE_UP_AFTER = timedelta(minutes=10)
@@ -49,19 +51,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What is remembered of a pool that is sized; see `ScalingStatus`."""
-
-    original: int
-    nodes: int
-    setting: int | None = None
-    resized_at: datetime | None = None
-    shrunk_at: datetime | None = None
-    lower_since: datetime | None = None
-    highest: int = 0
-
-
-@dataclass(frozen=True)
 class Wish:
     """The size that a pool should have."""
 
@@ -91,7 +80,7 @@ class Pace:
 class Decision:
     """What to do now. `memory` is stored before `resize` is done."""
 
-    memory: Memory | None
+    memory: Sized | None
     resize: int | None = None
     conflict: Finding | None = None
     """Somebody else sizes it: nothing is done."""
@@ -106,7 +95,7 @@ class Decision:
     """For a release: there is nothing left to do."""
 
 
-def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pace: Pace) -> Decision:
+def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace: Pace) -> Decision:
     """What to do so that the target has the size that is wished."""
     if memory is not None:
         memory = _settled(memory, target)
@@ -116,7 +105,7 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         return Decision(memory and _without_window(memory), conflict=conflict, why=_stopped(conflict))
     if wish.problem is not None:
         return Decision(memory and _without_window(memory), why=wish.problem)
-    memory = memory or Memory(original=target.nodes, nodes=target.nodes)
+    memory = memory or Sized(original_nodes=target.nodes, nodes=target.nodes)
     bounds = _bounds(wish, target)
     if bounds is None:
         words = (
@@ -126,7 +115,7 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         most = "any number" if target.maximum is None else f"at most {target.maximum}"
         why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
         return Decision(_without_window(memory), why=why)
-    found = min(memory.original, target.nodes) if wish.least is None else 0
+    found = min(memory.original_nodes, target.nodes) if wish.least is None else 0
     wanted = max(wish.nodes + found, wish.least or 0)
     # What was found stays as it is, though it be no multiple of a step, or more than the limit.
     wanted = found if found and wanted == found else max(found, _within(wanted, bounds, target.step))
@@ -145,9 +134,9 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         return Decision(_without_window(memory), why=Finding("NodesInUse", words))
     since = memory.lower_since
     if since is None or since > now:  # a clock that was set back
-        memory = replace(memory, lower_since=now, highest=wanted)
+        memory = memory.model_copy(update={"lower_since": now, "highest": wanted})
     else:
-        memory = replace(memory, highest=max(memory.highest, wanted))
+        memory = memory.model_copy(update={"highest": max(memory.highest, wanted)})
     left = (memory.lower_since or now) + pace.shrink_after - now
     if left > timedelta(0):
         words = f"it shrinks from {target.nodes} nodes to {memory.highest} at {_clock(now + left)}"
@@ -156,7 +145,7 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
     return _resize(memory, min(lower, target.nodes), target, now, pace)
 
 
-def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decision:
+def release(memory: Sized, target: Target, now: datetime, pace: Pace) -> Decision:
     """What to do so that the target has the size again that it was found with, or the next one that can be set."""
     memory = _without_window(_settled(memory, target))
     if target.busy and target.sized_by is None:
@@ -164,17 +153,18 @@ def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decisi
     if (conflict := conflict_of(memory, target)) is not None:
         why = Finding("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
         return Decision(memory, conflict=conflict, why=why)
-    most = memory.original if target.maximum is None else min(memory.original, target.maximum)
+    original = memory.original_nodes
+    most = original if target.maximum is None else min(original, target.maximum)
     found = max(most, target.minimum)
     wanted = _stepped(found, target.step)
     if target.nodes in {found, wanted}:
-        words = "as before" if target.nodes == memory.original else f"it was found with {memory.original}"
+        words = "as before" if target.nodes == original else f"it was found with {original}"
         why = Finding("Released", f"{target.nodes} nodes, {words}")
         return Decision(memory, scaled=True, why=why, ended=True)
     return _resize(memory, wanted, target, now, pace)
 
 
-def conflict_of(memory: Memory | None, target: Target) -> Finding | None:
+def conflict_of(memory: Sized | None, target: Target) -> Finding | None:
     """Who else sizes the target, and what to do."""
     if target.sized_by is not None:
         return target.sized_by
@@ -187,15 +177,15 @@ def conflict_of(memory: Memory | None, target: Target) -> Finding | None:
     return Finding("SizeChanged", words)
 
 
-def _settled(memory: Memory, target: Target) -> Memory:
+def _settled(memory: Sized, target: Target) -> Sized:
     """The size that was being set is the one that it has."""
     if memory.setting is None or target.nodes != memory.setting:
         return memory
-    return replace(memory, nodes=memory.setting, setting=None)
+    return memory.model_copy(update={"nodes": memory.setting, "setting": None})
 
 
-def _without_window(memory: Memory) -> Memory:
-    return replace(memory, lower_since=None, highest=0)
+def _without_window(memory: Sized) -> Sized:
+    return memory.model_copy(update={"lower_since": None, "highest": 0})
 
 
 def _bounds(wish: Wish, target: Target) -> tuple[int, int] | None:
@@ -215,15 +205,14 @@ def _stepped(nodes: int, step: int) -> int:
     return -(-nodes // step) * step
 
 
-def _resize(memory: Memory, wanted: int, target: Target, now: datetime, pace: Pace) -> Decision:
+def _resize(memory: Sized, wanted: int, target: Target, now: datetime, pace: Pace) -> Decision:
     last = memory.resized_at
     if last is not None and last <= now and (left := last + pace.between - now) > timedelta(0):
         words = f"from {target.nodes} nodes to {wanted} at {_clock(now + left)}: it was resized just now"
         return Decision(memory, why=Finding("Waits", words), wait=left)
     shrunk_at = now if wanted < target.nodes else memory.shrunk_at
-    kept = replace(
-        _without_window(memory), nodes=target.nodes, setting=wanted, resized_at=now, shrunk_at=shrunk_at
-    )
+    set_now = {"nodes": target.nodes, "setting": wanted, "resized_at": now, "shrunk_at": shrunk_at}
+    kept = _without_window(memory).model_copy(update=set_now)
     words = f"from {target.nodes} nodes to {wanted}"
     if wanted == target.nodes:
         words = f"{wanted} nodes, as the pool describes them now"

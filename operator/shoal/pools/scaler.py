@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
-from shoal.api.capacity_pool_status import ScalingStatus
+from shoal.api.capacity_pool_status import ScalingStatus, Sized
 from shoal.api.events import Event
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, LeaseLost, ScalingError, ShoalError, SizedByOther
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.ownership import MANAGER
-from shoal.pools.record import memory_of, scaling_of
-from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, Memory, decide, release
+from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, decide, release
 from shoal.pools.subject import Drivers, identity, keeps_paid_nodes, subject_of
 from shoal.pools.wish import wish_of
 from shoal.runtime.controller import Key
@@ -105,7 +104,7 @@ class PoolScaler:
 
     async def _step(self, pool: CapacityPool, subject: Subject, since: datetime | None) -> _Step:
         """Read, decide, remember, resize, and say so. `since`: since when it is released."""
-        memory = None if pool.status.scaling is None else memory_of(pool.status.scaling)
+        memory = pool.status.scaling
         sent = decision = Decision(memory)
         stored = None
         try:
@@ -190,7 +189,9 @@ class PoolScaler:
         ]
         if decision.unsure and (known := before.get("FieldConflict")) is not None:
             conditions[1] = known
-        scaling = scaling_of(subject, decision.memory, since)
+        scaling = decision.memory and ScalingStatus(
+            **{**dict(decision.memory), "subject": subject, "releasing_since": since}
+        )
         if scaling == pool.status.scaling and all(before.get(c.type) == c for c in conditions):
             return pool
         fields: dict[str, Any] = {
@@ -214,7 +215,7 @@ def _sized(pool: CapacityPool) -> tuple[object, ...]:
     return meta.uid, meta.deletion_timestamp, meta.finalizers, pool.spec, pool.status.scaling
 
 
-def _failed(memory: Memory | None, sent: Decision, error: Exception) -> Decision:
+def _failed(memory: Sized | None, sent: Decision, error: Exception) -> Decision:
     """What was sent is forgotten only if it surely was not set."""
     if not isinstance(error, ScalingError):
         words = str(error) if isinstance(error, ShoalError) else repr(error)

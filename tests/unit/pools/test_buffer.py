@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import Sized
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Wrapper
@@ -16,7 +17,7 @@ from shoal.manifests.platforms import GENERIC, GKE, Platform, platform_of
 from shoal.manifests.pods import Images, pod
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.ownership import MANAGER
-from shoal.pools.rules import Memory, Wish, decide
+from shoal.pools.rules import Wish, decide
 from tests.unit.controllers.clusters import NOW
 
 AMD64 = {"kubernetes.io/arch": "amd64"}
@@ -102,7 +103,7 @@ async def test_a_pool_that_changes_has_units_of_its_new_nodes_though_there_are_a
     assert not (await before.read()).outdated
     after = driver(server, pool(nodeSelector={"pool": "h100"}))
     seen = await after.read()
-    decision = decide(Wish(3, 8), Memory(0, 3), seen, NOW, after.pace)
+    decision = decide(Wish(3, 8), Sized(original_nodes=0, nodes=3), seen, NOW, after.pace)
     assert decision.resize == 3
     await after.resize(decision.resize, seen)
     assert server.objects[TEMPLATE]["template"]["spec"]["nodeSelector"] == {**AMD64, "pool": "h100"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dev.night import examples
+from shoal.api.capacity_pool_status import Sized
 from shoal.pools.rules import (
     BETWEEN_RESIZES,
     Decision,
     Finding,
-    Memory,
     Pace,
     Target,
     Wish,
@@ -33,18 +33,18 @@ def seconds(count: float) -> timedelta:
     return count * SECOND
 
 
-def held(nodes: int, **more: object) -> Memory:
-    return replace(Memory(original=1, nodes=nodes), **more)
+def held(nodes: int, original: int = 1, **more: Any) -> Sized:
+    return Sized(original_nodes=original, nodes=nodes, **more)
 
 
 def test_it_grows_at_once_and_remembers_before_it_does() -> None:
     decision = decide(Wish(5, 16), None, Target(2), NOW, PACE)
     assert decision.resize == 5
-    assert decision.memory == Memory(original=2, nodes=2, setting=5, resized_at=NOW)
+    assert decision.memory == held(2, original=2, setting=5, resized_at=NOW)
 
 
 def test_it_shrinks_late_to_the_highest_that_was_recommended_meanwhile() -> None:
-    memory: Memory | None = held(9)
+    memory: Sized | None = held(9)
     for after, nodes in ((0, 3), (200, 7), (400, 2), (599, 2)):
         decision = decide(Wish(nodes, 16), memory, Target(9), NOW + seconds(after), PACE)
         assert decision.resize is None
@@ -54,7 +54,7 @@ def test_it_shrinks_late_to_the_highest_that_was_recommended_meanwhile() -> None
     decision = decide(Wish(2, 16), memory, Target(9), NOW + seconds(600), PACE)
     assert decision.resize == 7
     done = NOW + seconds(600)
-    assert decision.memory == replace(held(9), setting=7, resized_at=done, shrunk_at=done)
+    assert decision.memory == held(9, setting=7, resized_at=done, shrunk_at=done)
 
 
 def test_a_recommendation_that_comes_back_stays_the_shrinking() -> None:
@@ -88,20 +88,20 @@ def test_sizes_keep_to_every_limit(wish: Wish, target: Target, resize: int) -> N
 
 def test_nodes_that_were_there_stay_until_a_job_has_used_the_pool() -> None:
     """Ten minutes after a group of other teams' nodes was named it was empty."""
-    memory: Memory | None = None
+    memory: Sized | None = None
     for after in (0, 700, 1400):
         decision = decide(Wish(0, 16, least=None), memory, Target(10), NOW + seconds(after), PACE)
         assert (decision.resize, decision.scaled, decision.why.reason) == (None, True, "NotUsedYet")
         memory = decision.memory
     assert memory is not None
-    grown = replace(memory, nodes=12)
+    grown = memory.model_copy(update={"nodes": 12})
     later = decide(Wish(0, 16, least=None), grown, Target(12), NOW, PACE).memory
     assert decide(Wish(0, 16, least=None), later, Target(12), NOW + seconds(600), PACE).resize == 10
     assert decide(Wish(3, 16, least=None), memory, Target(10), NOW, PACE).resize == 13, (
         "what runs there may be others'"
     )
-    assert decide(Wish(3, 16, least=None), replace(memory, nodes=13), Target(13), NOW, PACE).scaled
-    above: Memory | None = None
+    assert decide(Wish(3, 16, least=None), held(13, original=10), Target(13), NOW, PACE).scaled
+    above: Sized | None = None
     for after in (0, 700, 1400):
         limited = decide(Wish(3, 5, least=None), above, Target(10), NOW + seconds(after), PACE)
         assert (limited.resize, limited.scaled) == (None, True), "they are more than the limit"
@@ -112,9 +112,7 @@ def test_nodes_that_were_there_stay_until_a_job_has_used_the_pool() -> None:
 
 @pytest.mark.parametrize(("nodes", "step"), [(0, 1), (4, 3), (9, 1)])
 def test_what_was_found_makes_no_pool_larger(nodes: int, step: int) -> None:
-    decision = decide(
-        Wish(0, 16, least=None), replace(held(nodes), original=10), Target(nodes, step=step), NOW, PACE
-    )
+    decision = decide(Wish(0, 16, least=None), held(nodes, original=10), Target(nodes, step=step), NOW, PACE)
     assert (decision.resize, decision.scaled) == (None, True)
 
 
@@ -156,14 +154,14 @@ def test_a_write_whose_answer_was_lost_is_recognized() -> None:
 
 
 @pytest.mark.parametrize("memory", [None, held(5)])
-def test_an_autoscaler_is_never_fought(memory: Memory | None) -> None:
+def test_an_autoscaler_is_never_fought(memory: Sized | None) -> None:
     active = Finding("AutoscalerActive", "turn it off")
     decision = decide(Wish(8, 16), memory, Target(5, sized_by=active), NOW, PACE)
     assert (decision.conflict, decision.resize, decision.memory) == (active, None, memory)
 
 
 @pytest.mark.parametrize("memory", [None, held(5)])
-def test_an_old_recommendation_is_not_followed(memory: Memory | None) -> None:
+def test_an_old_recommendation_is_not_followed(memory: Sized | None) -> None:
     stale = Finding("Stale", "the operator does not run")
     decision = decide(Wish(8, 16, stale), memory, Target(5), NOW, PACE)
     assert (decision.why, decision.resize, decision.memory) == (stale, None, memory)
@@ -210,7 +208,7 @@ def test_it_does_not_shrink_while_a_node_that_is_in_use_may_be_taken() -> None:
 
 
 def test_release_gives_back_the_size_that_was_found() -> None:
-    memory = Memory(original=2, nodes=8, resized_at=NOW)
+    memory = held(8, original=2, resized_at=NOW)
     waits = release(memory, Target(8), NOW + seconds(60), PACE)
     assert (waits.resize, waits.wait, waits.ended) == (None, seconds(60), False)
     gives = release(memory, Target(8), NOW + seconds(120), PACE)
@@ -220,9 +218,9 @@ def test_release_gives_back_the_size_that_was_found() -> None:
 
 
 def test_release_leaves_the_size_of_somebody_else_until_it_is_back() -> None:
-    decision = release(Memory(original=2, nodes=8), Target(4), NOW, PACE)
+    decision = release(held(8, original=2), Target(4), NOW, PACE)
     assert (decision.ended, decision.resize, decision.why.reason) == (False, None, "LeftAsItIs")
-    assert release(Memory(original=2, nodes=8), Target(8), NOW, PACE).resize == 2
+    assert release(held(8, original=2), Target(8), NOW, PACE).resize == 2
 
 
 @given(original=st.integers(0, 20), nodes=st.integers(0, 20), step=st.integers(1, 4))
@@ -231,7 +229,7 @@ def test_what_has_a_multiple_of_nodes_is_given_back_at_once_with_as_many_or_a_fe
 ) -> None:
     """Found with 3 + 2 + 2 nodes, it was told to have 7, got 6, and that was taken for somebody else's doing."""
     target = Target(nodes, step=step)
-    decision = release(Memory(original, nodes), target, NOW, PACE)
+    decision = release(held(nodes, original), target, NOW, PACE)
     if decision.resize is not None:
         assert decision.memory is not None
         assert decision.resize % step == 0
@@ -243,7 +241,7 @@ def test_what_has_a_multiple_of_nodes_is_given_back_at_once_with_as_many_or_a_fe
 
 
 def test_what_still_has_the_uneven_size_that_it_was_found_with_is_left_so() -> None:
-    assert release(Memory(original=7, nodes=7), Target(7, step=3), NOW, PACE).ended
+    assert release(held(7, original=7), Target(7, step=3), NOW, PACE).ended
 
 
 @given(
@@ -256,7 +254,7 @@ def test_release_keeps_to_the_targets_limits(
     original: int, nodes: int, minimum: int, maximum: int | None
 ) -> None:
     target = Target(nodes, minimum=minimum, maximum=maximum)
-    decision = release(Memory(original, nodes), target, NOW, PACE)
+    decision = release(held(nodes, original), target, NOW, PACE)
     given_back = nodes if decision.resize is None else decision.resize
     assert minimum <= given_back <= (20 if maximum is None else maximum)
     assert given_back == original or original < minimum or original > (maximum or 20)
@@ -273,7 +271,7 @@ class Sizing(RuleBasedStateMachine):
         self.nodes = 2
         self.theirs = False
         self.wish = 2
-        self.memory: Memory | None = None
+        self.memory: Sized | None = None
         self.writes: list[tuple[datetime, int, int]] = []
         self.lower_for = timedelta(0)
 

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.capacity_pool_status import Recommendation, UsageSums
-from shoal.pools.rules import Memory, Pace, Target, decide
+from shoal.api.capacity_pool_status import Recommendation, Sized, UsageSums
+from shoal.pools.rules import Pace, Target, decide
 from shoal.pools.subject import subject_of
 from shoal.pools.wish import wish_of
 
@@ -126,7 +126,7 @@ def test_a_pool_whose_nodes_lack_their_accelerator_shrinks_and_does_not_grow(
     of = of.model_copy(update={"status": of.status.model_copy(update={"conditions": (lacks,)})})
     subject = subject_of(of.spec.scaling)
     assert subject is not None
-    wish, memory = wish_of(of, subject, NOW), Memory(original=there, nodes=there)
+    wish, memory = wish_of(of, subject, NOW), Sized(original_nodes=there, nodes=there)
     target, pace, seen = Target(there, empty_first=True), Pace(), list[int]()
     for at in (NOW, NOW + pace.shrink_after):
         found = decide(wish, memory, target, at, pace)
