@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -67,6 +67,13 @@ class ObjectMeta(Status):
     finalizers: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+
+
+class Reason(NamedTuple):
+    """Why a condition is set: one word for programs, and a message for people."""
+
+    reason: str
+    message: str
 
 
 class Condition(Status):

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import AwareDatetime, Field, model_serializer
 
-from shoal.api.base import Condition as JobCondition
-from shoal.api.base import Status
+from shoal.api.base import Condition, Status
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
 from shoal.words import duration
@@ -312,7 +311,7 @@ class TrainingJobStatus(Status):
     """When the job succeeded or failed."""
     suspended_seconds: int = 0
     """Total suspended time up to the last resumption."""
-    conditions: tuple[JobCondition, ...] = Field(
+    conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
@@ -354,7 +353,7 @@ class TrainingJobStatus(Status):
     excluded_nodes: tuple[ExcludedNode, ...] = Field(default=(), max_length=64)
     """Nodes that new workers avoid."""
 
-    def condition(self, kind: str) -> JobCondition | None:
+    def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if set."""
         return next((c for c in self.conditions if c.type == kind), None)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
 
+from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.events import Event
 from shoal.api.kube import Node, Pod, Service
@@ -26,13 +26,6 @@ from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.pods import Images
 from shoal.policy.actions import Action
 from shoal_trainer.contract import StatusReport
-
-
-class Reason(NamedTuple):
-    """Why a condition is set: one word for programs, and a message for people."""
-
-    reason: str
-    message: str
 
 
 class RefusalKind(StrEnum):

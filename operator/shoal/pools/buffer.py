@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.api.base import API_VERSION
+from shoal.api.base import API_VERSION, Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Buffer
 from shoal.cluster.transport import APPLY_PATCH, Transport
@@ -22,7 +22,7 @@ from shoal.manifests.platforms import Platform
 from shoal.manifests.pods import GPU
 from shoal.pools.driver import checked
 from shoal.pools.ownership import MANAGER
-from shoal.pools.rules import Finding, Pace, Target
+from shoal.pools.rules import Pace, Target
 
 GROUP = "autoscaling.x-k8s.io"
 STRATEGY = "buffer.x-k8s.io/active-capacity"
@@ -64,7 +64,7 @@ class BufferDriver:
         other = None
         if MANAGER not in managers:
             words = f"{self._what} exists and is not Shoal's: delete it, or use another namespace"
-            other = Finding("NotOurs", words)
+            other = Reason("NotOurs", words)
         return Target(
             nodes=int((found.get("spec") or {}).get("replicas") or 0),
             sized_by=other,

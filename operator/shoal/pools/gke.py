@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.api.base import Reason
 from shoal.api.capacity_pool_scaling import GkeNodePool
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.driver import Fence
-from shoal.pools.rules import Finding, Pace, Target
+from shoal.pools.rules import Pace, Target
 
 SECONDS = 20.0
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -137,8 +138,8 @@ class GkeDriver:
             raise ScalingError("Refused", f"{self._name}: {error}") from error
 
 
-def _autoscaler(enabled: bool) -> Finding | None:
+def _autoscaler(enabled: bool) -> Reason | None:
     if not enabled:
         return None
     words = "GKE's autoscaler sizes it: set spec.scaling.mode to Pods, or turn its autoscaling off"
-    return Finding("AutoscalerActive", words)
+    return Reason("AutoscalerActive", words)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.pools.rules import Finding
+from shoal.api.base import Reason
 
 MANAGER = "shoal-pools"
 """The field manager of every write."""
@@ -20,29 +20,27 @@ _BY_OTHER = f"{_CLUSTER_API}replicas-managed-by"
 KARPENTER = "karpenter.sh"
 
 
-def sized_by(found: Mapping[str, Any]) -> Finding | None:
+def sized_by(found: Mapping[str, Any]) -> Reason | None:
     """Who other than Shoal sizes the object, and what to do; None: nobody, as far as it says."""
     meta: Mapping[str, Any] = found.get("metadata") or {}
     annotations: Mapping[str, str] = meta.get("annotations") or {}
     if meta.get("deletionTimestamp"):
-        return Finding(
-            "Deleted", "it is being deleted: name another target, or set spec.scaling.mode to Pods"
-        )
+        return Reason("Deleted", "it is being deleted: name another target, or set spec.scaling.mode to Pods")
     if limits := sorted(key for key in annotations if key.startswith(_AUTOSCALER)):
         words = f"the cluster's autoscaler sizes it: set spec.scaling.mode to Pods, or remove {' and '.join(limits)}"
-        return Finding("AutoscalerActive", words)
+        return Reason("AutoscalerActive", words)
     if (manager := annotations.get(_BY_OTHER)) is not None:
-        return Finding("AutoscalerActive", f"{manager or 'another'} manages its replicas ({_BY_OTHER})")
+        return Reason("AutoscalerActive", f"{manager or 'another'} manages its replicas ({_BY_OTHER})")
     for owner in meta.get("ownerReferences") or ():
         if owner.get("controller"):
             name = f"{owner.get('kind')} {owner.get('name')}"
-            return Finding("Controlled", f"{name} sizes it: name that one in spec.scaling.target")
+            return Reason("Controlled", f"{name} sizes it: name that one in spec.scaling.target")
     if _group(found) == KARPENTER and "replicas" not in (found.get("spec") or {}):
         words = "Karpenter sizes a NodePool without spec.replicas by its pending pods: set spec.scaling.mode to Pods"
-        return Finding("AutoscalerActive", words)
+        return Reason("AutoscalerActive", words)
     if (applier := _applier(meta)) is not None:
         words = f"{applier} applies spec.replicas: leave the field out of what it applies"
-        return Finding("FieldManager", words)
+        return Reason("FieldManager", words)
     return None
 
 

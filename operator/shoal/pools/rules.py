@@ -12,20 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
+from shoal.api.base import Reason
 from shoal.api.capacity_pool_status import Sized
 
 BETWEEN_RESIZES = timedelta(minutes=2)
 GIVE_UP_AFTER = timedelta(minutes=10)
 """A size that cannot be given back for this long stays as it is."""
-
-
-class Finding(NamedTuple):
-    """Why, in one word and in a sentence."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class Target:
     """It has a multiple of these nodes, as with the same number in each of several zones."""
     busy: str = ""
     """A change of it is under way: which."""
-    sized_by: Finding | None = None
+    sized_by: Reason | None = None
     """Who else sizes it, and what to do."""
     version: str = ""
     """Its version, for a write that must not follow another change."""
@@ -57,9 +50,9 @@ class Wish:
     nodes: int
     limit: int
     """Never more than these."""
-    problem: Finding | None = None
+    problem: Reason | None = None
     """Why it is not to be followed now."""
-    no_more: Finding | None = None
+    no_more: Reason | None = None
     """Why it is followed only to a smaller size."""
     in_use: int = 0
     """Nodes that a smaller size is not to take."""
@@ -82,13 +75,13 @@ class Decision:
 
     memory: Sized | None
     resize: int | None = None
-    conflict: Finding | None = None
+    conflict: Reason | None = None
     """Somebody else sizes it: nothing is done."""
     unsure: bool = False
     """Whether somebody else sizes it cannot be seen now."""
     scaled: bool = False
     """It has the size that it should have."""
-    why: Finding = Finding("", "")
+    why: Reason = Reason("", "")
     wait: timedelta | None = None
     """Decide again after this time, though nothing changes."""
     ended: bool = False
@@ -100,7 +93,7 @@ def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace
     if memory is not None:
         memory = _settled(memory, target)
     if target.busy and target.sized_by is None:
-        return Decision(memory, unsure=True, why=Finding("Busy", target.busy))
+        return Decision(memory, unsure=True, why=Reason("Busy", target.busy))
     if (conflict := conflict_of(memory, target)) is not None:
         return Decision(memory and _without_window(memory), conflict=conflict, why=_stopped(conflict))
     if wish.problem is not None:
@@ -113,7 +106,7 @@ def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace
             "sized, which allows {most}, in steps of {step}: make room between them"
         )
         most = "any number" if target.maximum is None else f"at most {target.maximum}"
-        why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
+        why = Reason("NoSizeAllowed", words.format(most=most, step=target.step))
         return Decision(_without_window(memory), why=why)
     found = min(memory.original_nodes, target.nodes) if wish.least is None else 0
     wanted = max(wish.nodes + found, wish.least or 0)
@@ -131,7 +124,7 @@ def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace
             f"a smaller size may take any node, and {wish.in_use} are not to be taken (spec.scaling.shrink): it stays "
             f"at {target.nodes} until none is; give parameter servers a pool of their own, or take idle nodes away"
         )
-        return Decision(_without_window(memory), why=Finding("NodesInUse", words))
+        return Decision(_without_window(memory), why=Reason("NodesInUse", words))
     since = memory.lower_since
     if since is None or since > now:  # a clock that was set back
         memory = memory.model_copy(update={"lower_since": now, "highest": wanted})
@@ -140,7 +133,7 @@ def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace
     left = (memory.lower_since or now) + pace.shrink_after - now
     if left > timedelta(0):
         words = f"it shrinks from {target.nodes} nodes to {memory.highest} at {_clock(now + left)}"
-        return Decision(memory, why=Finding("ShrinksLater", words), wait=left)
+        return Decision(memory, why=Reason("ShrinksLater", words), wait=left)
     lower = _within(memory.highest, bounds, target.step)
     return _resize(memory, min(lower, target.nodes), target, now, pace)
 
@@ -149,9 +142,9 @@ def release(memory: Sized, target: Target, now: datetime, pace: Pace) -> Decisio
     """What to do so that the target has the size again that it was found with, or the next one that can be set."""
     memory = _without_window(_settled(memory, target))
     if target.busy and target.sized_by is None:
-        return Decision(memory, unsure=True, why=Finding("Busy", target.busy))
+        return Decision(memory, unsure=True, why=Reason("Busy", target.busy))
     if (conflict := conflict_of(memory, target)) is not None:
-        why = Finding("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
+        why = Reason("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
         return Decision(memory, conflict=conflict, why=why)
     original = memory.original_nodes
     most = original if target.maximum is None else min(original, target.maximum)
@@ -159,12 +152,12 @@ def release(memory: Sized, target: Target, now: datetime, pace: Pace) -> Decisio
     wanted = _stepped(found, target.step)
     if target.nodes in {found, wanted}:
         words = "as before" if target.nodes == original else f"it was found with {original}"
-        why = Finding("Released", f"{target.nodes} nodes, {words}")
+        why = Reason("Released", f"{target.nodes} nodes, {words}")
         return Decision(memory, scaled=True, why=why, ended=True)
     return _resize(memory, wanted, target, now, pace)
 
 
-def conflict_of(memory: Sized | None, target: Target) -> Finding | None:
+def conflict_of(memory: Sized | None, target: Target) -> Reason | None:
     """Who else sizes the target, and what to do."""
     if target.sized_by is not None:
         return target.sized_by
@@ -174,7 +167,7 @@ def conflict_of(memory: Sized | None, target: Target) -> Finding | None:
         f"somebody set {target.nodes} nodes where Shoal had set {memory.nodes}: end what sets it and set "
         f"{memory.nodes} again, or let Shoal begin anew with spec.scaling.mode Pods and back"
     )
-    return Finding("SizeChanged", words)
+    return Reason("SizeChanged", words)
 
 
 def _settled(memory: Sized, target: Target) -> Sized:
@@ -209,14 +202,14 @@ def _resize(memory: Sized, wanted: int, target: Target, now: datetime, pace: Pac
     last = memory.resized_at
     if last is not None and last <= now and (left := last + pace.between - now) > timedelta(0):
         words = f"from {target.nodes} nodes to {wanted} at {_clock(now + left)}: it was resized just now"
-        return Decision(memory, why=Finding("Waits", words), wait=left)
+        return Decision(memory, why=Reason("Waits", words), wait=left)
     shrunk_at = now if wanted < target.nodes else memory.shrunk_at
     set_now = {"nodes": target.nodes, "setting": wanted, "resized_at": now, "shrunk_at": shrunk_at}
     kept = _without_window(memory).model_copy(update=set_now)
     words = f"from {target.nodes} nodes to {wanted}"
     if wanted == target.nodes:
         words = f"{wanted} nodes, as the pool describes them now"
-    return Decision(kept, resize=wanted, why=Finding("Resizing", words))
+    return Decision(kept, resize=wanted, why=Reason("Resizing", words))
 
 
 def _clock(at: datetime) -> str:
@@ -224,19 +217,19 @@ def _clock(at: datetime) -> str:
     return f"{at:%H:%M:%S}"
 
 
-def _reached(wish: Wish, nodes: int) -> Finding:
+def _reached(wish: Wish, nodes: int) -> Reason:
     if nodes == wish.nodes:
-        return Finding("AsRecommended", f"{nodes} nodes")
-    return Finding("WithinLimits", f"{nodes} nodes; {wish.nodes} are recommended")
+        return Reason("AsRecommended", f"{nodes} nodes")
+    return Reason("WithinLimits", f"{nodes} nodes; {wish.nodes} are recommended")
 
 
-def _unused(wish: Wish, nodes: int) -> Finding:
+def _unused(wish: Wish, nodes: int) -> Reason:
     words = (
         f"{nodes} nodes; {wish.nodes} are recommended beside those that were found, since no job has used it yet, and "
         "what runs there may be others': set spec.scaling.minNodes to how few it may have"
     )
-    return Finding("NotUsedYet", words)
+    return Reason("NotUsedYet", words)
 
 
-def _stopped(conflict: Finding) -> Finding:
-    return Finding("FieldConflict", f"nothing is done: {conflict.reason}")
+def _stopped(conflict: Reason) -> Reason:
+    return Reason("FieldConflict", f"nothing is done: {conflict.reason}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from shoal.api.base import Condition
+from shoal.api.base import Condition, Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
 from shoal.api.capacity_pool_status import ScalingStatus, Sized
@@ -20,7 +20,7 @@ from shoal.cluster.cache import Cache
 from shoal.errors import Busy, LeaseLost, ScalingError, ShoalError, SizedByOther
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.ownership import MANAGER
-from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, decide, release
+from shoal.pools.rules import GIVE_UP_AFTER, Decision, decide, release
 from shoal.pools.subject import Drivers, identity, keeps_paid_nodes, subject_of
 from shoal.pools.wish import wish_of
 from shoal.runtime.controller import Key
@@ -177,7 +177,7 @@ class PoolScaler:
         """Write what is remembered and the conditions, where they changed; the pool as stored, or None."""
         generation, now = pool.metadata.generation, self._wall()
         before = {each.type: each for each in pool.status.conditions}
-        conflict = decision.conflict or Finding("NoConflict", "")
+        conflict = decision.conflict or Reason("NoConflict", "")
         conditions = [
             Condition.after(
                 before.get(kind), kind, holds, why.reason, why.message, generation=generation, now=now
@@ -219,8 +219,8 @@ def _failed(memory: Sized | None, sent: Decision, error: Exception) -> Decision:
     """What was sent is forgotten only if it surely was not set."""
     if not isinstance(error, ScalingError):
         words = str(error) if isinstance(error, ShoalError) else repr(error)
-        return Decision(sent.memory, unsure=True, why=Finding("Unavailable", words))
-    why = Finding(error.reason, str(error))
+        return Decision(sent.memory, unsure=True, why=Reason("Unavailable", words))
+    why = Reason(error.reason, str(error))
     return Decision(memory, conflict=why if isinstance(error, SizedByOther) else None, why=why)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from shoal.api.amounts import quantity
+from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
 from shoal.api.capacity_pool_status import SILENT
-from shoal.pools.rules import Finding, Wish
+from shoal.pools.rules import Wish
 from shoal.pools.subject import identity, subject_of
 
 
@@ -21,22 +22,22 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
     """
     status = pool.status
     nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
-    no_more: Finding | None = None
+    no_more: Reason | None = None
     if subject.buffer is not None:
         coming = status.waiting if status.waiting_nodes is None else status.waiting_nodes
         nodes = max(0, nodes - status.used - coming)
     ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
     if (other := other_holder(pool, subject, pools)) is not None:
         words = f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
-        problem = Finding("SharedTarget", words)
+        problem = Reason("SharedTarget", words)
     elif all(now - share.at >= SILENT for share in status.shares):
-        problem = Finding("Stale", "no operator runs, so the recommendation may be an old one")
+        problem = Reason("Stale", "no operator runs, so the recommendation may be an old one")
     elif status.observed_generation != pool.metadata.generation:
-        problem = Finding("Stale", "the operator has not read the pool's spec yet")
+        problem = Reason("Stale", "the operator has not read the pool's spec yet")
     elif status.lacks_accelerator is not None:  # idle ones go: they cost, and the next ones may be good
-        no_more = Finding("PoolNotReady", "it gets no more nodes: see the condition Ready")
+        no_more = Reason("PoolNotReady", "it gets no more nodes: see the condition Ready")
     elif ready is None or ready.status != "True":
-        problem = Finding("PoolNotReady", "see the condition Ready")
+        problem = Reason("PoolNotReady", "see the condition Ready")
     idle = pool.spec.scaling.shrink == "WhenIdle"
     in_use = status.used if idle else sum(share.serving for share in status.shares)
     if subject.buffer is not None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dev.night import examples
+from shoal.api.base import Reason
 from shoal.api.capacity_pool_status import Sized
 from shoal.pools.rules import (
     BETWEEN_RESIZES,
     Decision,
-    Finding,
     Pace,
     Target,
     Wish,
@@ -155,21 +155,21 @@ def test_a_write_whose_answer_was_lost_is_recognized() -> None:
 
 @pytest.mark.parametrize("memory", [None, held(5)])
 def test_an_autoscaler_is_never_fought(memory: Sized | None) -> None:
-    active = Finding("AutoscalerActive", "turn it off")
+    active = Reason("AutoscalerActive", "turn it off")
     decision = decide(Wish(8, 16), memory, Target(5, sized_by=active), NOW, PACE)
     assert (decision.conflict, decision.resize, decision.memory) == (active, None, memory)
 
 
 @pytest.mark.parametrize("memory", [None, held(5)])
 def test_an_old_recommendation_is_not_followed(memory: Sized | None) -> None:
-    stale = Finding("Stale", "the operator does not run")
+    stale = Reason("Stale", "the operator does not run")
     decision = decide(Wish(8, 16, stale), memory, Target(5), NOW, PACE)
     assert (decision.why, decision.resize, decision.memory) == (stale, None, memory)
 
 
 def test_time_without_recommendations_does_not_count_for_shrinking() -> None:
     memory = decide(Wish(3, 16), held(9), Target(9), NOW, PACE).memory
-    memory = decide(Wish(3, 16, Finding("Stale", "")), memory, Target(9), NOW + seconds(300), PACE).memory
+    memory = decide(Wish(3, 16, Reason("Stale", "")), memory, Target(9), NOW + seconds(300), PACE).memory
     assert decide(Wish(3, 16), memory, Target(9), NOW + seconds(700), PACE).wait == PACE.shrink_after
 
 
@@ -186,10 +186,10 @@ def test_while_it_changes_nothing_is_sent_and_no_size_is_somebody_elses(nodes: i
     memory = held(3, setting=6)
     decision = decide(Wish(8, 16), memory, Target(nodes, busy="RECONCILING"), NOW, PACE)
     assert (decision.resize, decision.conflict, decision.unsure) == (None, None, True)
-    assert (decision.why, decision.memory) == (Finding("Busy", "RECONCILING"), memory)
+    assert (decision.why, decision.memory) == (Reason("Busy", "RECONCILING"), memory)
     leaving = release(memory, Target(nodes, busy="RECONCILING"), NOW, PACE)
     assert (leaving.resize, leaving.conflict, leaving.ended) == (None, None, False)
-    theirs = Target(nodes, busy="RECONCILING", sized_by=Finding("AutoscalerActive", "turn it off"))
+    theirs = Target(nodes, busy="RECONCILING", sized_by=Reason("AutoscalerActive", "turn it off"))
     assert decide(Wish(8, 16), memory, theirs, NOW, PACE).conflict == theirs.sized_by
 
 

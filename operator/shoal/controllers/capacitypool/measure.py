@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from shoal.api.base import Condition
+from shoal.api.base import Condition, Reason
 from shoal.api.capacity_pool_status import (
     LACKS_ACCELERATOR,
     SILENT,
@@ -162,7 +162,7 @@ def _wanted(seen: Seen) -> tuple[int, str]:
 
     No worker is to have one that lacks its accelerator: it costs, and the next one, once it is gone, may be good.
     """
-    lacks = seen.problem is not None and seen.problem[0] == LACKS_ACCELERATOR
+    lacks = seen.problem is not None and seen.problem.reason == LACKS_ACCELERATOR
     held = {} if lacks else seen.held
     most = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
@@ -196,10 +196,10 @@ def _conditions(
     blind = [] if problem is not None else [share.operator for share in shares if share.blind]
     if problem is None and seen.overlaps:
         older = f"CapacityPool {seen.overlaps.name} ({in_words(seen.overlaps.node_selector)})"
-        problem = ("Overlaps", OVERLAPS.format(older))
-    ready: tuple[str, bool | None, tuple[str, str]] = ("Ready", problem is None, problem or ("Valid", ""))
+        problem = Reason("Overlaps", OVERLAPS.format(older))
+    ready: tuple[str, bool | None, Reason] = ("Ready", problem is None, problem or Reason("Valid", ""))
     if blind:  # a recommendation without the nodes in use is none, whoever writes it
-        ready = ("Ready", None, ("NodesUnreadable", UNREADABLE.format(", ".join(blind))))
+        ready = ("Ready", None, Reason("NodesUnreadable", UNREADABLE.format(", ".join(blind))))
     words = (
         f"{pending} pods wait for a node of this pool, the longest of them for more than its start-up time"
     )
@@ -209,7 +209,7 @@ def _conditions(
         labels = in_words(seen.pool.spec.node_selector)
         words += f"; no node has the labels of spec.nodeSelector ({labels}): if some should, label them"
     none = bool(pending) or still
-    exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
+    exhausted = ("Exhausted", none, Reason("NoNodes", words) if none else Reason("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
     generation = seen.pool.metadata.generation

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
 from shoal.api.kube import Node, Pod
@@ -29,29 +30,33 @@ def problem_of(
     *,
     trains: bool,
     waits_since: datetime | None = None,
-) -> tuple[str, str] | None:
+) -> Reason | None:
     """What is wrong, and what to change.
 
     `nodes`: of the pool; `trains`: one of them has a worker. `waits_since`: see `wants_gpus_since`.
     """
     spec = pool.spec
     if not spec.node_selector:
-        return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
+        return Reason(
+            "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
+        )
     if spec.accelerator is not None and not catalogue().knows(spec.accelerator.name):
         names = ", ".join(catalogue().names)
         words = (
             f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
         )
-        return "UnknownAccelerator", words
+        return Reason("UnknownAccelerator", words)
     count = spec.accelerator.count if spec.accelerator is not None else 0
     if count and not trains and _lack(pool, count, nodes, now, waits_since):
         words = (
             f"no node of this pool has {count} {GPU} to give, so no plan uses it: see that the driver "
             "and the device plugin run on them, or correct spec.accelerator.count"
         )
-        return LACKS_ACCELERATOR, words
+        return Reason(LACKS_ACCELERATOR, words)
     if spec.price is None:
-        return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
+        return Reason(
+            "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
+        )
     return None
 
 

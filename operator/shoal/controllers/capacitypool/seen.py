@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import OlderPool
 from shoal.api.training_job import TrainingJob
@@ -45,8 +46,8 @@ class Seen:
     server_nodes: int = 0
     """As many as those need and the ones that are kept apart, if they share them; one, while nobody knows what a node
     has room for."""
-    problem: tuple[str, str] | None = None
-    """What is wrong with the pool's description, as a reason and a message."""
+    problem: Reason | None = None
+    """What is wrong with the pool's description."""
     overlaps: OlderPool | None = None
     """An older pool that selects nodes of it."""
     nodes_readable: bool = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from shoal.api.base import Condition as JobCondition
+from shoal.api.base import Condition
 from shoal.api.training_job_status import MOST_IMPORTANT_FIRST, Phase
 from shoal.policy.common.wording import short
 from shoal.policy.model import Observation, Reason
@@ -34,13 +34,13 @@ NO_WORKERS = "NoWorkers"
 class Conditions:
     """The conditions of one plan. A condition whose status does not change keeps its transition time."""
 
-    def __init__(self, before: tuple[JobCondition, ...], generation: int, now: datetime) -> None:
+    def __init__(self, before: tuple[Condition, ...], generation: int, now: datetime) -> None:
         self._by_type = {condition.type: condition for condition in before}
         self._generation, self._now = generation, now
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
         """Set a condition."""
-        self._by_type[kind] = JobCondition.after(
+        self._by_type[kind] = Condition.after(
             self._by_type.get(kind),
             kind,
             holds,
@@ -50,7 +50,7 @@ class Conditions:
             now=self._now,
         )
 
-    def get(self, kind: str) -> JobCondition | None:
+    def get(self, kind: str) -> Condition | None:
         """The condition of this type, if set."""
         return self._by_type.get(kind)
 
@@ -61,7 +61,7 @@ class Conditions:
         elif kind in self._by_type:
             self.set(kind, False, otherwise)
 
-    def in_order(self) -> tuple[JobCondition, ...]:
+    def in_order(self) -> tuple[Condition, ...]:
         """All conditions, in a stable order; those that others set come last."""
         ours = (*ALWAYS, *EXCEPTIONAL)
         others = sorted(self._by_type.keys() - set(ours))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dev.night import examples
+from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
 from shoal.api.capacity_pool_status import CapacityPoolStatus, OlderPool
@@ -653,7 +654,10 @@ def test_a_pool_begins_with_what_a_version_without_sums_counted_of_jobs_that_exi
 def test_problem_of_the_description_is_a_condition() -> None:
     assert condition(measure(seen(pool())), "Ready") == ("True", "Valid")
     assert condition(measure(seen(pool(), overlaps=OTHER)), "Ready") == ("False", "Overlaps")
-    assert condition(measure(seen(pool(), problem=("NoPrice", "set it"))), "Ready") == ("False", "NoPrice")
+    assert condition(measure(seen(pool(), problem=Reason("NoPrice", "set it"))), "Ready") == (
+        "False",
+        "NoPrice",
+    )
 
 
 def node(**labels: str) -> Node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -78,8 +77,8 @@ def test_nodes_that_lack_what_their_pool_says_are_told(
     of: CapacityPool, nodes: list[tuple[int | None, dict[str, str]]], lack: bool
 ) -> None:
     there = [node(*each) for each in nodes]
-    found: Any = problem_of(of, there, build.NOW, trains=False)
-    assert (found is not None and found[0] == "NodesLackAccelerator") == lack
+    found = problem_of(of, there, build.NOW, trains=False)
+    assert (found is not None and found.reason == "NodesLackAccelerator") == lack
     assert problem_of(of, there, build.NOW, trains=True) is None, "a worker runs there all the same"
 
 
@@ -106,4 +105,4 @@ def test_one_node_that_failed_does_not_switch_a_pool_off_that_may_have_others(
     there = [node(ready, {**CPU, GPU: "1"}) for ready in nodes]
     since = build.NOW - timedelta(seconds=waits) if waits is not None else None
     found = problem_of(pool(limit=limit), there, build.NOW, trains=False, waits_since=since)
-    assert (found is not None and found[0] == "NodesLackAccelerator") == lack
+    assert (found is not None and found.reason == "NodesLackAccelerator") == lack
