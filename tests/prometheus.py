@@ -15,7 +15,7 @@ import yaml
 
 from dev.paths import ROOT
 from dev.tools.prometheus import prometheus_command
-from tests.control_plane.operators import eventually, free_ports
+from tests.control_plane.operators import eventually, fixed_ports
 
 FILES = ROOT / "charts" / "shoal" / "files"
 DASHBOARD = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ async def prometheus(folder: Path, scraped: Sequence[dict[str, Any]]) -> AsyncIt
         "scrape_configs": list(scraped),
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    [port] = free_ports(1)
+    [port] = fixed_ports(1)
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(prometheus_command("prometheus")),

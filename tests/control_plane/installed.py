@@ -15,7 +15,7 @@ import yaml
 
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
-from dev.paths import ROOT
+from tests.chart.rendered import render
 from tests.control_plane.operators import eventually
 
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
@@ -24,18 +24,7 @@ POLICY = "ValidatingAdmissionPolicy"
 
 def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
     """The chart's manifests, of a release into this namespace."""
-    images = ("image.repository=x/operator", "trainer.psImage=x/ps", "trainer.workerImage=x/worker")
-    settings = [part for value in ("crds.install=false", *images, *values) for part in ("--set", value)]
-    words = [
-        plane.tools["helm"],
-        "template",
-        "shoal",
-        str(ROOT / "charts" / "shoal"),
-        "--namespace",
-        namespace,
-    ]
-    text = subprocess.run([*words, *settings], capture_output=True, text=True, check=True).stdout
-    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    return render(plane.tools.folder, *values, namespace=namespace)
 
 
 async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *values: str) -> list[Json]:

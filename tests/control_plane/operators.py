@@ -337,7 +337,7 @@ FIXED_PORTS = range(20_000, 32_000)
 """Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
 
 
-def free_ports(count: int) -> list[int]:
+def fixed_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
     ports: list[int] = []
     for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):

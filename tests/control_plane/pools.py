@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from dev.kube import Json
-from shoal_trainer.contract import (
-    LogSums,
-    ModelReport,
-    Phase,
-    ShardReport,
-    SpeedSums,
-    StatusReport,
-    WorkerReport,
-    WorkerState,
-)
+from shoal_trainer.contract import ModelReport, Phase, ShardReport, StatusReport, WorkerReport, WorkerState
+from tests.unit.controllers.planning.world import speed
 
 MODEL = ModelReport(fingerprint="cd" * 32, parameters=500_000, tensors=20, flops_per_sample=8e7)
 POOLS = "/apis/shoal.dev/v1alpha1/capacitypools"
@@ -38,30 +28,14 @@ def pool(name: str, namespace: str, price: float, spot: bool, nodes: int) -> Jso
     }
 
 
-def sums(seconds: float, count: int) -> LogSums:
-    log = math.log(seconds)
-    return LogSums(count=count, total=log * count, squares=log * log * count)
-
-
 def report(uid: str, workers: int, left: float, seconds: float = 0.2) -> StatusReport:
-    speed = SpeedSums(
-        device="T4",
-        devices=1,
-        cores=4,
-        batch_size=128,
-        workers=workers,
-        servers=1,
-        compute=sums(seconds, 1000),
-        pull=sums(0.01, 1000),
-        push=sums(0.01, 1000),
-    )
     shard = ShardReport(index=0, epoch=0, boot=1, busy_seconds=1.0, updates=1000, bytes_received=10**9)
     return StatusReport(
         job_uid=uid,
         phase=Phase.TRAINING,
         step=1000,
         model=MODEL,
-        speed=(speed,),
+        speed=(speed(seconds, 1000, workers),),
         speed_epoch="one",
         shards=(shard,),
         samples_left=left,

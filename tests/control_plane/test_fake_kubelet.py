@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,16 +10,8 @@ import pytest
 from dev.audit import creates
 from dev.cluster import ControlPlane
 from dev.kube import ApiError, Kube
+from tests.control_plane.operators import eventually
 from tests.doubles.fake_kubelet import FakeKubelet
-
-
-async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 80) -> Any:
-    """The first truthy answer."""
-    deadline = time.monotonic() + seconds
-    while not (answer := await read()):
-        assert time.monotonic() < deadline, "timeout"
-        await asyncio.sleep(0.05)
-    return answer
 
 
 def pod(name: str, **spec: Any) -> dict[str, Any]:

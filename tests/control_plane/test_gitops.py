@@ -18,7 +18,7 @@ import yaml
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from dev.paths import ROOT
-from tests.control_plane import installed
+from tests.chart.rendered import render
 from tests.control_plane.operators import Job
 
 FOLDER = ROOT / "examples" / "gitops"
@@ -139,10 +139,10 @@ def test_all_that_the_chart_renders_is_in_what_the_api_server_keeps(
     crds: None, control_plane: ControlPlane, namespace: str, values: tuple[str, ...]
 ) -> None:
     """What it drops, such as an empty value of a variable, Argo CD would call out of sync for ever."""
-    sets = ("crds.install=true", *(each.format(namespace) for each in values))
+    sets = (each.format(namespace) for each in values)
     desired = [
         each
-        for each in installed.rendered(control_plane, namespace, *sets)
+        for each in render(control_plane.tools.folder, *sets, namespace=namespace, crds=True)
         if "helm.sh/hook" not in each["metadata"].get("annotations", {})
     ]
     words = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json", "-f", "-")

@@ -16,12 +16,12 @@ from dev.cluster import ControlPlane
 from dev.kube import Kube
 from dev.paths import ROOT
 from dev.tools.build import go_environment
+from tests.chart.rendered import CHART, IMAGES_SET, flags, templated
 
 ELSEWHERE = "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization,ResourceFlavor,ClusterQueue,LocalQueue"
 """Kinds of the Prometheus operator, Argo CD, Flux and Kueue, which the API server does not know."""
 KUSTOMIZE = {"kustomization.yaml", "references.yaml"}
 """Files that are no objects."""
-IMAGES = ("image.repository=r.io/o", "trainer.psImage=r.io/p", "trainer.workerImage=r.io/w")
 EVERYTHING = (
     "pools.enabled=true",
     "pools.bufferNamespaces={team}",
@@ -98,10 +98,8 @@ def kubeconform(schemas: Path, *arguments: str, text: str = "") -> str:
 
 
 def rendered(plane: ControlPlane, *values: str) -> str:
-    words = ["template", "shoal", str(ROOT / "charts" / "shoal"), "--namespace", "shoal-system"]
-    sets = [f"--set={each}" for each in (*IMAGES, *values)]
-    done = subprocess.run([plane.tools["helm"], *words, *sets], capture_output=True, text=True, check=True)
-    return done.stdout
+    words = ("shoal", str(CHART), "--namespace", "shoal-system", *flags(*IMAGES_SET, *values))
+    return templated(plane.tools.folder, *words)
 
 
 @pytest.mark.nightly

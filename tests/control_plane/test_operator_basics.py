@@ -18,7 +18,7 @@ from tests.control_plane.operators import (
     Job,
     OperatorProcess,
     eventually,
-    free_ports,
+    fixed_ports,
     running_operator,
 )
 from tests.doubles.fake_kubelet import FakeKubelet
@@ -81,7 +81,7 @@ async def test_process_runs_a_job_and_stops_cleanly(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
     job = Job(kube, namespace)
-    health, metrics = free_ports(2)
+    health, metrics = fixed_ports(2)
     settings = {
         "SHOAL_HEALTH_PORT": str(health),
         "SHOAL_METRICS_PORT": str(metrics),
@@ -145,7 +145,7 @@ async def test_deleted_job_leaves_no_objects(
 async def test_process_serves_the_page(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
-    [port] = free_ports(1)
+    [port] = fixed_ports(1)
     job = Job(kube, namespace)
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, {"SHOAL_PAGE_PORT": str(port)}):
         await job.apply()

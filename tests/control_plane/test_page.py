@@ -9,7 +9,7 @@ import pytest
 from dev.cluster import ControlPlane
 from dev.kube import Kube
 from tests.browser.chromium import chromium, find
-from tests.control_plane.operators import Job, OperatorProcess, free_ports
+from tests.control_plane.operators import Job, OperatorProcess, fixed_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
 
@@ -25,7 +25,7 @@ async def test_page_shows_why_a_worker_was_replaced(
     await fake_kubelet.add_node("safe-1")
     for name in ("spot-1", "spot-2", "spot-3"):
         await fake_kubelet.add_node(name, spot=True)
-    [port] = free_ports(1)
+    [port] = fixed_ports(1)
     job = Job(kube, namespace)
     operator = OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, {"SHOAL_PAGE_PORT": str(port)})
     async with operator, chromium() as tab:

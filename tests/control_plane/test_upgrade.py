@@ -27,7 +27,7 @@ from dev.publish import upgrade_command
 from dev.tools.build import ensure
 from tests.chart.rendered import IMAGES_SET
 from tests.control_plane.installed import health_check
-from tests.control_plane.operators import Job, OperatorProcess, eventually, free_ports
+from tests.control_plane.operators import Job, OperatorProcess, eventually, fixed_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
 PREVIOUS = "ecec2410b0ee1bdce34ecc84385fadf660c07ccf"
@@ -147,7 +147,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         assert kept["image"]["repository"] == "r.io/t/shoal-operator"
         assert await old.stop() == 0
 
-    [port] = free_ports(1)
+    [port] = fixed_ports(1)
     settings = {
         "POD_NAME": "operator-1",
         "SHOAL_METRICS_PORT": str(port),

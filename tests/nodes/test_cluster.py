@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dev.audit import writes
 from dev.cluster.local import LocalCluster
 from dev.images import IMAGES
 from dev.kube import Kube
+from tests.control_plane.operators import eventually
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-
-
-async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 60) -> Any:
-    """The first truthy answer."""
-    deadline = time.monotonic() + seconds
-    while not (answer := await read()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.1)
-    return answer
 
 
 async def run_pod(kube: Kube, namespace: str, name: str, node: str, script: str, **spec: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from shoal.api.labels import JOB
 from shoal.manifests.pods import QUEUE
+from tests.doubles.patches import merged
 from tests.virtual.loop import stamp
-from tests.virtual.server import Change, Json, merged
+from tests.virtual.server import Change, Json
 from tests.virtual.world import World
 
 NODES = {"kubernetes.io/os": "linux"}

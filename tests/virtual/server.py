@@ -17,7 +17,7 @@ from typing import Any
 from shoal.cluster.transport import Answer, Query, StreamRefused
 from shoal.errors import Unavailable
 from shoal.manifests.workload import ADMISSION_MANAGER
-from tests.unit.cluster.servers import json_patched
+from tests.doubles.patches import json_patched, merged
 from tests.virtual.loop import later, now, stamp
 
 Json = dict[str, Any]
@@ -378,14 +378,6 @@ class Client:
 def labels_of(found: Json) -> Json:
     """The labels of an object."""
     return found["metadata"].get("labels") or {}
-
-
-def merged(old: Any, patch: Any) -> Any:
-    """A JSON merge patch."""
-    if not isinstance(patch, dict) or not isinstance(old, dict):
-        return patch
-    both = {**old, **{key: merged(old.get(key), value) for key, value in patch.items()}}
-    return {key: value for key, value in both.items() if value is not None}
 
 
 def applied(old: Json, body: Json, manager: str) -> Json:

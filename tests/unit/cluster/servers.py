@@ -14,21 +14,6 @@ from shoal.errors import TooLong, Unavailable
 Json = dict[str, Any]
 
 
-def json_patched(old: Json, operations: list[Json]) -> Json | None:
-    """The object after a JSON patch of `test` and `replace`; None if a test fails."""
-    fresh: Json = json.loads(json.dumps(old))
-    for each in operations:
-        *folders, name = each["path"].strip("/").split("/")
-        where = fresh
-        for folder in folders:
-            where = where[folder]
-        if each["op"] == "replace":
-            where[name] = each["value"]
-        elif where[name] != each["value"]:
-            return None
-    return fresh
-
-
 class SmallServer:
     """One collection of objects; every write is recorded in `writes`."""
 

@@ -16,8 +16,9 @@ import pytest
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.transport import Answer, Fenced, Query
 from shoal.errors import LeaseLost, Unavailable
+from tests.doubles.patches import json_patched
 from tests.meanwhile import during
-from tests.unit.cluster.servers import SmallServer, json_patched
+from tests.unit.cluster.servers import SmallServer
 
 pytestmark = pytest.mark.looptime
 

@@ -38,7 +38,7 @@ from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
-from tests.unit.cluster.servers import json_patched
+from tests.doubles.patches import json_patched, merged
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -148,7 +148,7 @@ class Cluster:
         if isinstance(body, list):
             patched = json_patched(self.objects[where], body)
             return Answer(422, b"{}") if patched is None else _ok(self.add(where, patched))
-        return _ok(self.add(where, _merge(self.objects[where], body)))
+        return _ok(self.add(where, merged(self.objects[where], body)))
 
     def _applied(self, path: str, body: Json) -> Json:
         """A status with the conditions of other managers; what a manager leaves out stays, as nobody needs it here."""
@@ -180,13 +180,6 @@ def _owned_by(found: Json, uid: str) -> bool:
 
 def _ok(content: Json) -> Answer:
     return Answer(200, json.dumps(content).encode())
-
-
-def _merge(old: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict) or not isinstance(old, dict):
-        return patch
-    merged = {**old, **{key: _merge(old.get(key), value) for key, value in patch.items()}}
-    return {key: value for key, value in merged.items() if value is not None}
 
 
 def relist(cache: Cache[Any], listed: Iterable[Any], at: int) -> None:

@@ -79,23 +79,27 @@ def sums(seconds: float, count: int) -> LogSums:
     return LogSums(count=count, total=log * count, squares=log * log * count)
 
 
-def report(left: float | None, seconds: float = 0.2, count: int = 500, **more: Any) -> StatusReport:
-    speed = SpeedSums(
+def speed(seconds: float, count: int, workers: int = 2) -> SpeedSums:
+    """Of so many steps, each of which computes for so long."""
+    return SpeedSums(
         device="T4",
         devices=1,
         cores=4,
         batch_size=128,
-        workers=2,
+        workers=workers,
         servers=1,
         compute=sums(seconds, count),
         pull=sums(seconds / 20, count),
         push=sums(seconds / 20, count),
     )
+
+
+def report(left: float | None, seconds: float = 0.2, count: int = 500, **more: Any) -> StatusReport:
     return StatusReport(
         job_uid="uid-digits",
         phase=Phase.TRAINING,
         model=MODEL,
-        speed=(speed,),
+        speed=(speed(seconds, count),),
         speed_epoch="a",
         samples_left=left,
         samples_per_second=2 * 128 / seconds,
