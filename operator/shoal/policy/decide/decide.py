@@ -75,7 +75,7 @@ class Decisions:
 
     def plan(self, facts: Facts) -> PlanStatus | None:
         """The plan, with what of it the job does not have the nodes of."""
-        if (found := self.wanted.plan or facts.job.status.plan) is None:
+        if (found := self.wanted.planned.status or facts.job.status.plan) is None:
             return None
         kept = kept_to(facts, self.wanted, self.actions.denied, self.in_vain)
         return found if found.kept_to == kept else found.model_copy(update={"kept_to": kept})

@@ -18,21 +18,20 @@ from operator import ne
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from shoal.api.labels import PLACEMENT, POOL, TEMPLATE, Place, RoleName, avoids_until
-from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import ExcludedNode, Slot
 from shoal.manifests.placement import Assigned, Where, digest
 from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.assignment import Assignment, assign
-from shoal.policy.decide.homes import first_with_nodes, homes_of, server_pools, with_words
+from shoal.policy.decide.homes import Homes, first_with_nodes, homes_of, server_pools, with_words
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
-from shoal.policy.model import Event, Reason
+from shoal.policy.model import Reason
 
 
 @dataclass
@@ -41,8 +40,9 @@ class Wanted:
 
     job: TrainingJob
     workers: frozenset[int]
-    where_workers: Callable[[Home], Where]
-    """The nodes of a home of workers."""
+    places: Homes
+    """The homes that workers may have."""
+    planned: Planned
     asked: int = 0
     """How many workers the spec or the plan asks for; there may be no place for all."""
     lingering: int = 0
@@ -50,26 +50,14 @@ class Wanted:
     homes: Mapping[int, Home] = field(default_factory=dict)
     """Where the workers live; empty if all live where the spec says."""
     servers: Callable[[Place], bool] = lambda _: False
-    limit: Callable[[Home], int] = lambda _: 1_000
-    """The most workers of a home, beside those of other jobs."""
     server_pools: Mapping[str, CapacityPool] = field(default_factory=dict)
     """Where new parameter servers may live, if the job names pools for them."""
-    known_pools: Mapping[str, object] = field(default_factory=dict)
     assigned: Mapping[RoleName, Assigned] = field(default_factory=dict)
     """What a queue's admission says about the pods that it is for."""
     excluded: tuple[ExcludedNode, ...] = ()
     """Nodes that new workers avoid."""
-    on_demand: Callable[[Home], bool] = lambda _: False
-    """Whether a home is on demand."""
-    exhausted: Callable[[Home], bool] = lambda _: False
-    """Whether a home is known to have no more nodes."""
-    plan: PlanStatus | None = None
-    ready: Reason | None = None
-    not_ready: Reason | None = None
-    """Whether there is a plan, and why."""
     problem: Reason | None = None
     """Why not all pods can have a home."""
-    events: tuple[Event, ...] = ()
     _placements: dict[tuple[RoleName, Home], str] = field(default_factory=dict)
     """The digests of placements, by role and home."""
 
@@ -85,11 +73,13 @@ class Wanted:
 
     def goes_on_demand(self, slot: Slot) -> bool:
         """Whether this worker is to go from a spot node to an on-demand node."""
-        return self.on_demand(self.homes.get(slot.index, Home())) and not self.on_demand(home_of(slot))
+        on_demand = self.places.is_on_demand
+        return on_demand(self.homes.get(slot.index, Home())) and not on_demand(home_of(slot))
 
     def returns_to_spot(self, slot: Slot) -> bool:
         """Whether this worker is to go from an on-demand node to a spot node."""
-        return self.on_demand(home_of(slot)) and not self.on_demand(self.homes.get(slot.index, Home()))
+        on_demand = self.places.is_on_demand
+        return on_demand(home_of(slot)) and not on_demand(self.homes.get(slot.index, Home()))
 
     def disturbed(self, at_rest: AtRest, timers: Timers) -> set[int]:
         """Workers at rest that are not wanted, not where they are, or not as they are."""
@@ -150,7 +140,7 @@ class Wanted:
     def is_homeless(self, index: int) -> bool:
         """Whether no new pod of this worker can be placed: its pool is not there."""
         home = self.homes.get(index)
-        return home is not None and bool(home.pool) and home.pool not in self.known_pools
+        return home is not None and bool(home.pool) and home.pool not in self.places.pools
 
     @property
     def servers_are_homeless(self) -> bool:
@@ -159,7 +149,7 @@ class Wanted:
 
     def waits_in_vain(self, index: int) -> bool:
         """Whether a new pod of this worker would wait for a node that is known not to come."""
-        return self.exhausted(self.homes.get(index, Home()))
+        return self.places.is_exhausted(self.homes.get(index, Home()))
 
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
@@ -177,7 +167,7 @@ class Wanted:
     def _where(self, role: RoleName, home: Home) -> Where:
         """The nodes of a home."""
         if role == "worker":
-            return self.where_workers(home)
+            return self.places.where(home)
         return Where(self.job.spec.parameter_servers.capacity, self.server_pools.get(home.pool))
 
 
@@ -190,25 +180,18 @@ def wanted(facts: Facts) -> Wanted:
     homes, (servers, problem) = homes_of(facts), server_pools(facts)
     if homes.problem is not None:
         problem = with_words(problem, homes.problem)
-    plan: Planned = planned(facts, homes, spec.workers.replicas)
+    plan = planned(facts, homes, spec.workers.replicas)
     number = 0 if facts.suspended else plan.workers
     result = Wanted(
         facts.job,
         frozenset(),
-        homes.where,
+        homes,
+        plan,
         number,
-        limit=homes.limit,
         server_pools=servers,
-        known_pools=homes.pools,
         assigned=facts.quota.assigned,
-        on_demand=homes.is_on_demand,
-        exhausted=homes.is_exhausted,
         excluded=tuple(each for each in facts.job.status.excluded_nodes if each.until > facts.now),
-        plan=plan.status,
-        ready=plan.ready,
-        not_ready=plan.not_ready,
         problem=problem,
-        events=plan.events,
     )
     if homes.trivial:
         result.workers = _without_homes(facts.job, held, number)

@@ -167,7 +167,7 @@ class _Rooms:
         home = self._wanted.homes.get(index)
         if home is None or not home.pool or (home.pool, index) in self._held:
             return True
-        return self._used[home.pool] < self._wanted.limit(home)
+        return self._used[home.pool] < self._wanted.places.limit(home)
 
     def take(self, index: int) -> None:
         """Its pod is created."""

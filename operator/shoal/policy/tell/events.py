@@ -71,7 +71,7 @@ def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:
         moved = any(each.slot.cause == MOVED for each in members[:-1])
         if moved and newest.slot.state == "Running" and newest.place in was_starting:
             where = f"a node of pool {newest.slot.pool}" if newest.slot.pool else "a spot node"
-            if not wanted.on_demand(home_of(newest.slot)):
+            if not wanted.places.is_on_demand(home_of(newest.slot)):
                 yield Event("Normal", "ReturnedToSpot", f"worker {index} runs on {where} again")
 
 

@@ -49,7 +49,7 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
         events=(
             *decided.counters.events,
             *decided.exclusions.events,
-            *decided.wanted.events,
+            *decided.wanted.planned.events,
             *events_of_changes(facts, decided, status),
         ),
         wake_after=facts.timers.next_seconds,
@@ -175,11 +175,11 @@ class _Teller:
         no_signals = None if seen.node_signals else Reason("NodeSignalsUnavailable", _NO_NODES)
         conditions.set_exceptional("NodeSignalsUnavailable", no_signals, "NodeSignalsAvailable")
         conditions.set_exceptional("NodeSignalsSuspect", facts.suspicion, "NodeSignalsBelieved")
-        wanted = self._decided.wanted
-        if wanted.ready is not None:
-            conditions.set("PlanReady", True, *wanted.ready)
-        elif wanted.not_ready is not None:
-            conditions.set("PlanReady", False, *wanted.not_ready)
+        planned = self._decided.wanted.planned
+        if planned.ready is not None:
+            conditions.set("PlanReady", True, *planned.ready)
+        elif planned.not_ready is not None:
+            conditions.set("PlanReady", False, *planned.not_ready)
         elif seen.job.spec.elasticity.mode in {"Off", "Manual"}:
             conditions.set_exceptional("PlanReady", None, "NotPlanned")
         self._set_suspended(conditions)
