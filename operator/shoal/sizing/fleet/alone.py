@@ -40,7 +40,6 @@ class Given:
 
     pools: Sequence[FleetPool]
     problem: Callable[[FleetJob, Mapping[str, int]], JobProblem]
-    seed: int = 0
     kept: Kept = field(default_factory=dict)
     """Choices of the plan before."""
     reserves: dict[str, Counter[str]] = field(default_factory=dict)
@@ -103,9 +102,7 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
         words = sentence(str(error))
         return _squeezed(job, left, given) or Solved(job, unplanned(job, given.pools, left, words))
     try:
-        choice = choice_of(
-            given.kept, job.name, _asked(job, one, elsewhere), partial(_choice, seed=given.seed)
-        )
+        choice = choice_of(given.kept, job.name, _asked(job, one, elsewhere), _choice)
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, sentence(str(error))))
     answer = answer_of(job, one, choice.found)
@@ -142,16 +139,16 @@ def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
     )
 
 
-def _choice(asked: Asked, seed: int) -> Choice:
+def _choice(asked: Asked) -> Choice:
     """What one job chooses."""
     problem, engines = asked.problem, Engines(asked.problem)
     current = asked.under_way if fits(problem, asked.under_way) else ()
-    best = plan(problem, seed=seed, engines=engines, current=current)
-    found = _settled(engines, current, best, seed) if current else best
+    best = plan(problem, engines=engines, current=current)
+    found = _settled(engines, current, best) if current else best
     return Choice(found, _trial(asked, found))
 
 
-def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) -> Plan:
+def _settled(engines: Engines, current: tuple[int, ...], best: Plan) -> Plan:
     """The best plan, or what runs if it does as well by the limits and the gain is not sure enough to switch."""
     problem, aim = engines.problem, best.aim
     if current == best.counts or best.weighed:
@@ -160,7 +157,7 @@ def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) 
     barely = best.feasible and _barely(problem, current, best)
     if not change.kept or (is_sure(change.saved) and not barely):
         return best
-    same = exactly(problem, current, seed, engines)
+    same = exactly(problem, current, engines)
     if same.aim != aim:
         return best
     better = (

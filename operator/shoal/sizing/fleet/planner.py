@@ -43,7 +43,6 @@ def plan_fleet(
     profiles: Sequence[Profile],
     jobs: Sequence[FleetJob],
     *,
-    seed: int = 0,
     kept: Kept | None = None,
     told: Callable[[str, JobPlan], None] = lambda _name, _plan: None,
     between: Callable[[], None] = lambda: None,
@@ -56,7 +55,6 @@ def plan_fleet(
         pools: all pools that any of the jobs names.
         profiles: everything measured, of all models.
         jobs: all jobs that share the pools.
-        seed: of the simulated runs.
         kept: choices of the plan before, and afterwards of this one; with the same input, the answer is the same.
         told: hears of each job's plan as it is made, before jobs trade; all together are within the limits.
         between: called again and again while jobs trade, and may raise `Interrupted`, as `told` may.
@@ -75,7 +73,7 @@ def plan_fleet(
             promised.update(each)
         return job_problem(job, pools, limits, speeds, spare=SPARE, promised=promised)
 
-    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves), told, between)
+    planned = _planned(jobs, Given(pools, problem, kept, reserves), told, between)
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
 
 

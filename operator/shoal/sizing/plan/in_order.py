@@ -48,19 +48,19 @@ class Tried:
         return self.walk.check(one.counts, one.variant).sure(objective.confidence)
 
 
-def in_order(problem: Problem, look: Look, seed: int, engines: Engines) -> tuple[Tried, Tried]:
+def in_order(problem: Problem, look: Look, engines: Engines) -> tuple[Tried, Tried]:
     """What was found for the objective itself, and for the first one by which there is a plan, if any is allowed."""
     first, *others = problem.objective.in_order
-    tried = strict = _tried(problem, first, look, seed, engines)
+    tried = strict = _tried(problem, first, look, engines)
     for aim in others:
         if tried.best is not None or strict.found.fastest is None:
             break
-        tried = _tried(problem, aim, look, seed, engines, strict)
+        tried = _tried(problem, aim, look, engines, strict)
     return strict, tried
 
 
 def _tried(
-    problem: Problem, aim: Objective, look: Look, seed: int, engines: Engines, before: Tried | None = None
+    problem: Problem, aim: Objective, look: Look, engines: Engines, before: Tried | None = None
 ) -> Tried:
     """The best plan by an objective. `before`: what was found for another one, which has all if there are no limits."""
     model = ElasticModel(replace(problem, objective=aim), aim.margin)
@@ -71,7 +71,7 @@ def _tried(
         found, exact = before.found, before.exact
         best = found.fastest if aim.prefer == "MinTime" else found.cheapest
     typical = best or (found.cheapest if aim.deadline is None else found.fastest)
-    walk = Walk(model, typical.seconds if typical else 1.0, seed, engines)
+    walk = Walk(model, typical.seconds if typical else 1.0, engines)
     checked, proved = None, exact
     if aim.is_lost:
         best = None

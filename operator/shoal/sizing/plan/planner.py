@@ -27,7 +27,6 @@ def plan(
     problem: Problem,
     *,
     exact_limit: int = EXACT_LIMIT,
-    seed: int = 0,
     engines: Engines | None = None,
     current: Sequence[int] = (),
 ) -> Plan:
@@ -36,18 +35,17 @@ def plan(
     Args:
         problem: what is to be planned.
         exact_limit: the most combinations that are compared one by one.
-        seed: of the simulated runs.
         engines: of the problem.
         current: what runs, if anything does. A job that must be late stays there while that is about as good.
 
     """
-    return _planned(problem, partial(search, exact_limit=exact_limit), seed, engines, current)
+    return _planned(problem, partial(search, exact_limit=exact_limit), engines, current)
 
 
-def exactly(problem: Problem, counts: Sequence[int], seed: int = 0, engines: Engines | None = None) -> Plan:
+def exactly(problem: Problem, counts: Sequence[int], engines: Engines | None = None) -> Plan:
     """The plan of these workers: no others are compared. Raises UsageError if the job may not have them."""
     column = np.array([counts], dtype=np.float64).T
-    made = _planned(problem, lambda model, after: (look_at(model, column, after), True), seed, engines)
+    made = _planned(problem, lambda model, after: (look_at(model, column, after), True), engines)
     return replace(made, given=True, proved=False)
 
 
@@ -57,11 +55,9 @@ def nothing(problem: Problem) -> Plan:
     return replace(plan(problem), feasible=False, counts=none, binding="pools")
 
 
-def _planned(
-    problem: Problem, look: Look, seed: int, engines: Engines | None, current: Sequence[int] = ()
-) -> Plan:
+def _planned(problem: Problem, look: Look, engines: Engines | None, current: Sequence[int] = ()) -> Plan:
     objective, engines = problem.objective, engines or Engines(problem)
-    strict, tried = in_order(problem, look, seed, engines)
+    strict, tried = in_order(problem, look, engines)
     found, fastest, cheapest = strict.found, strict.found.fastest, strict.found.cheapest
     if fastest is None or cheapest is None:
         raise UsageError(_no_plan_at_all(problem.work))
@@ -71,14 +67,14 @@ def _planned(
         tried is not strict and objective.deadline is not None and "MinCost" in (objective.prefer, aim.prefer)
     )
     if weighed:
-        engine = engines.until(best.seconds, runs=TABLE_RUNS, seed=seed)
+        engine = engines.until(best.seconds, runs=TABLE_RUNS)
         best = about_as_good(tried, best, objective, engine, current)
     servers, zone = evaluators[best.variant].servers, evaluators[best.variant].zone
     feasible = tried is strict
     binding, unlimited = _binding(found, fastest, cheapest, objective, best if feasible else None)
     runs = tried.checked if feasible else None
     if runs is None and is_risky(problem, best.counts, servers):
-        runs = Walk(strict.model, tried.walk.seconds, seed, engines).check(best.counts, best.variant)
+        runs = Walk(strict.model, tried.walk.seconds, engines).check(best.counts, best.variant)
 
     def point(one: Candidate) -> Point:
         return Point(one.counts, evaluators[one.variant].servers, one.seconds, one.cost)

@@ -55,9 +55,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was chosen anew."""
     found, really = list[str](), alone._choice
 
-    def choice(asked: Any, seed: int) -> Any:
+    def choice(asked: Any) -> Any:
         found.append("chosen")
-        return really(asked, seed)
+        return really(asked)
 
     monkeypatch.setattr(alone, "_choice", choice)
     return found
