@@ -98,14 +98,13 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
         if seen.now - share.at < SILENT or share.used
     ]
     workers = len(seen.waiting) - seen.servers_waiting
-    more = workers if seen.more_nodes is None else seen.more_nodes
     fresh = OperatorShare(
         operator=seen.operator,
         used=seen.used,
         serving=seen.serving,
         full=seen.full,
         waiting=workers + seen.server_nodes,
-        waiting_nodes=more + seen.server_nodes if more != workers else None,
+        waiting_nodes=seen.more_nodes + seen.server_nodes if seen.more_nodes != workers else None,
         pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
         reason=reason,
@@ -168,7 +167,7 @@ def _wanted(seen: Seen) -> tuple[int, str]:
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
     words = [", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS]) + more]
     planned, working = sum(held.values()), seen.used - seen.apart
-    needed = planned if seen.worker_nodes is None else min(planned, seen.worker_nodes)
+    needed = min(planned, seen.worker_nodes)
     if needed < planned:
         words.append("several of them on a node")
     if working > planned:

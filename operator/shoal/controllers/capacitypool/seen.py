@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from shoal.api.base import Reason
@@ -25,16 +25,16 @@ class Seen:
     """The jobs that have used it."""
     waiting: Sequence[datetime]
     """Since when pods of this pool have waited for a node: they were created, or let go by a queue."""
+    held: Mapping[str, int]
+    """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
+    worker_nodes: int
+    """As many as those workers need, of which several may share one."""
+    more_nodes: int
+    """As many as the workers need that wait for nodes, or are kept apart."""
     unread: Callable[[str], bool] = lambda _uid: False
     """Whether a job, by its uid, is there and cannot be parsed: it may be none of `jobs`, and have used the pool."""
     newest: datetime | None = None
     """When the last machine of these came: see `waiting.last_came`."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
-    worker_nodes: int | None = None
-    """As many as those workers need, of which several may share one; None: one each."""
-    more_nodes: int | None = None
-    """As many as the workers need that wait for nodes, or are kept apart; None: one each."""
     serving: int = 0
     """Of those used, nodes with parameter servers."""
     apart: int = 0

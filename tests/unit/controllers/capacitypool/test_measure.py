@@ -73,7 +73,10 @@ def plan(count: int) -> dict[str, Any]:
 def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
     held = {f"team/{each.metadata.name}": n for each in jobs if (n := holdings(each)[of.metadata.name])}
     basis = {"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "held": held, "waiting": ()}
-    return Seen(**{**basis, **more})
+    given = {**basis, "servers_waiting": 0, **more}
+    workers = len(given["waiting"]) - given["servers_waiting"]
+    one_each = {"worker_nodes": sum(given["held"].values()), "more_nodes": workers}
+    return Seen(**{**one_each, **given})
 
 
 def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever() -> None:
