@@ -107,9 +107,9 @@ class FleetJob:
     pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many seconds. `now`: what its workers
     do; where none can be watched, `pace_before` is what was found last. `silent`: nobody has heard of it for minutes.
     `fault`: why it cannot be planned, which is the operator's own fault.
-    `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; None: `min_workers`,
-    which are more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in
-    all modes but Auto; None: it follows its plan.
+    `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; `min_workers` are
+    more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in all modes
+    but Auto; None: it follows its plan.
     """
 
     name: str
@@ -130,7 +130,7 @@ class FleetJob:
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
     min_workers: int = 1
     max_workers: int = 1
-    least: int | None = None
+    least: int = 1
     keeps: int | None = None
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
@@ -177,15 +177,11 @@ class FleetJob:
     @property
     def floor(self) -> int:
         """How many of the workers that it has, or is on its way to, it keeps whoever wants their nodes."""
-        least = self.keeps
-        if least is None:
-            least = self.min_workers if self.least is None else self.least
-        return min(least, sum(self.under_way.values()))
+        return min(self.least if self.keeps is None else self.keeps, sum(self.under_way.values()))
 
     def accepts(self, counts: Mapping[str, int]) -> bool:
         """Whether it carries a plan out, as the policies see it: with fewer than its least it stays as it is."""
-        least = self.min_workers if self.least is None else self.least
-        return sum(counts.values()) >= least or +Counter(counts) == +Counter(self.under_way)
+        return sum(counts.values()) >= self.least or +Counter(counts) == +Counter(self.under_way)
 
     @property
     def has_work(self) -> bool:

@@ -112,7 +112,7 @@ def test_only_a_pool_with_room_for_all_workers_is_one() -> None:
     assert fallback() == "steady"
     assert not fallback(TIGHT, SPOT, replace(STEADY, limit=15))
     assert not fallback(promised=1)  # other jobs count on it
-    assert not fallback(replace(TIGHT, min_workers=16))  # nobody may plan it: its number is fixed
+    assert not fallback(replace(TIGHT, min_workers=16, least=16))  # nobody may plan it: its number is fixed
     assert not fallback(replace(TIGHT, deadline_seconds=4000.0))  # a stock-out is answered when it comes
     assert not fallback(TIGHT, SPOT, replace(STEADY, price_per_hour=0.9))
     far = replace(STEADY, zone="b")

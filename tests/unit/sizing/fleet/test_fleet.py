@@ -61,7 +61,7 @@ PROFILE = Profile(
 def job(name: str = "a", **changes: object) -> FleetJob:
     values: dict[str, object] = {
         "pools": ("spot", "steady"), "model": MODEL, "samples_left": 2e7, "batch_size": 128, "max_workers": 16,
-        "deadline_seconds": 3600.0,
+        "deadline_seconds": 3600.0, "least": changes.get("min_workers", 1),
     }  # fmt: skip
     return FleetJob(name, **(values | changes))  # type: ignore[arg-type]
 
