@@ -113,18 +113,13 @@ class ControlPlane:
 
     @classmethod
     @contextlib.contextmanager
-    def start(
-        cls,
-        folder: Path | None = None,
-        *,
-        controller_manager_args: Sequence[str] = (),
-    ) -> Iterator[ControlPlane]:
+    def start(cls, *, controller_manager_args: Sequence[str] = ()) -> Iterator[ControlPlane]:
         """A control plane on loopback for the duration of a block; its folder is removed afterwards.
 
-        Builds missing tools. `folder` defaults to a unique one in the cache, so that many can run at once.
+        Builds missing tools. Many can run at once.
         """
         tools = ensure(CONTROL_PLANE)
-        folder = folder or clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
+        folder = clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
         plane = cls(folder, tools)
         try:
             plane.launch(controller_manager_args)
