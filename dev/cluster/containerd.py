@@ -18,8 +18,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from dev.cluster.host import cni_folder, run
+from dev.cluster.host import cni_folder
 from dev.cluster.processes import ProcessTable
+from dev.commands import command
 from dev.console import step
 from dev.errors import DevError
 from dev.images import PAUSE, built, folder, layout
@@ -180,7 +181,7 @@ def archive(reference: str, present: set[str], out: IO[bytes]) -> None:
 
 def ctr(socket: Path, *args: str) -> str:
     """Run containerd's own client."""
-    return run(*_ctr(socket, *args))
+    return command(*_ctr(socket, *args))
 
 
 def await_containerd(socket: Path, seconds: float = 30.0) -> None:

@@ -7,11 +7,11 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dev.commands import command
 from dev.console import say, step
 from dev.errors import DevError
 from dev.paths import clusters
@@ -38,18 +38,6 @@ NOT_ROOT = (
 )
 
 
-def run(*command: str, stdin: str | None = None, check: bool = True) -> str:
-    """Run a short command and return what it prints.
-
-    Raises:
-        DevError: it failed and `check` is set; the message holds the command and its output.
-    """
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise DevError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
-
-
 def cni_folder() -> Path:
     """The folder of the CNI plugins."""
     for folder in CNI_FOLDERS:
@@ -60,7 +48,7 @@ def cni_folder() -> Path:
 
 def missing(commands: dict[str, str]) -> list[str]:
     """The Debian packages of the missing commands."""
-    packages = [package for command, package in commands.items() if shutil.which(command, path=_PATH) is None]
+    packages = [package for name, package in commands.items() if shutil.which(name, path=_PATH) is None]
     if commands is COMMANDS and not (cni_folder() / "bridge").exists():
         packages.append(CNI_PACKAGE)
     return packages
@@ -108,14 +96,8 @@ def install(packages: Sequence[str]) -> None:
         )
     with step(f"installing {' '.join(packages)} with apt-get"):
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        _apt(["apt-get", "update", "-q"], env)
-        _apt(["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages], env)
-
-
-def _apt(command: Sequence[str], env: dict[str, str]) -> None:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise DevError(f"`{' '.join(command)}` failed:\n{done.stderr[-1500:]}")
+        command("apt-get", "update", "-q", env=env)
+        command("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages, env=env)
 
 
 def save_sysctls(proc: Path = Path("/proc/sys")) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dev.cluster.host import run
+from dev.commands import command
 
 NETNS = Path("/run/netns")
 
@@ -71,7 +71,7 @@ class Addresses:
 def create(addresses: Addresses) -> None:
     """Create the control plane's namespace with the bridge, and the host's link to it."""
     netns, link = addresses.netns, addresses.link
-    run("ip", "netns", "add", netns)
+    command("ip", "netns", "add", netns)
     _batch(
         netns,
         "link set lo up",
@@ -81,7 +81,7 @@ def create(addresses: Addresses) -> None:
         f"addr add {addresses.control_plane}/24 dev br0",
         "link set br0 up",
     )
-    run("ip", "link", "add", link, "type", "veth", "peer", "name", "host", "netns", netns)
+    command("ip", "link", "add", link, "type", "veth", "peer", "name", "host", "netns", netns)
     _batch(netns, "link set host master br0 up")
     _batch(
         None,
@@ -89,15 +89,15 @@ def create(addresses: Addresses) -> None:
         f"link set {link} up",
         f"route replace {addresses.pods} via {addresses.control_plane}",
     )
-    run("nsenter", f"--net={NETNS / netns}", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
+    command("nsenter", f"--net={NETNS / netns}", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
 
 
 def add_node(addresses: Addresses, node: str, index: int) -> None:
     """Create the namespace of a node, on the bridge, and the route to its pods."""
     netns = addresses.node_netns(node)
-    run("ip", "netns", "add", netns)
+    command("ip", "netns", "add", netns)
     peer = f"n{index}"
-    run(
+    command(
         "ip",
         "link",
         "add",
@@ -128,16 +128,16 @@ def add_node(addresses: Addresses, node: str, index: int) -> None:
 
 def remove_node(addresses: Addresses, node: str, index: int) -> None:
     """Remove what `add_node` created, if it exists."""
-    run("ip", "netns", "del", addresses.node_netns(node), check=False)
-    run("ip", "-n", addresses.netns, "link", "del", f"n{index}", check=False)
-    run("ip", "-n", addresses.netns, "route", "del", addresses.node_pods(index), check=False)
+    command("ip", "netns", "del", addresses.node_netns(node), check=False)
+    command("ip", "-n", addresses.netns, "link", "del", f"n{index}", check=False)
+    command("ip", "-n", addresses.netns, "route", "del", addresses.node_pods(index), check=False)
 
 
 def remove(addresses: Addresses) -> None:
     """Remove everything of the cluster, by name, if it exists."""
-    run("ip", "link", "del", addresses.link, check=False)
+    command("ip", "link", "del", addresses.link, check=False)
     for netns in namespaces(addresses):
-        run("ip", "netns", "del", netns, check=False)
+        command("ip", "netns", "del", netns, check=False)
 
 
 def namespaces(addresses: Addresses) -> list[str]:
@@ -147,8 +147,8 @@ def namespaces(addresses: Addresses) -> list[str]:
 
 def processes(addresses: Addresses) -> list[int]:
     """All processes in the control plane's namespace."""
-    return [int(pid) for pid in run("ip", "netns", "pids", addresses.netns, check=False).split()]
+    return [int(pid) for pid in command("ip", "netns", "pids", addresses.netns, check=False).split()]
 
 
 def _batch(netns: str | None, *commands: str) -> None:
-    run("ip", *(["-n", netns] if netns else []), "-batch", "-", stdin="\n".join(commands) + "\n")
+    command("ip", *(["-n", netns] if netns else []), "-batch", "-", stdin="\n".join(commands) + "\n")

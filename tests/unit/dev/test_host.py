@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,14 @@ def ask(monkeypatch: pytest.MonkeyPatch, *, root: bool, refused: str = "") -> tu
     """What `dev setup` says, and which packages it installs, where apt-get has no package of a name."""
     installed: list[str] = []
 
-    def apt(words: Sequence[str], _: object) -> None:
+    def apt(*words: str, env: object) -> None:
         if refused in words:
             raise DevError(f"E: Unable to locate package {refused}")
         installed.extend(words[5:])
 
     monkeypatch.setattr(host, "is_root", lambda: root)
     monkeypatch.setattr(host, "missing", lambda commands: list(commands.values()))
-    monkeypatch.setattr(host, "_apt", apt)
+    monkeypatch.setattr(host, "command", apt)
     monkeypatch.setattr("shutil.which", lambda *_, **__: "apt-get")
     monkeypatch.setattr("dev.tools.ensure", lambda *_: None)
     monkeypatch.setattr("dev.images.build", lambda *_: {})
