@@ -113,7 +113,7 @@ def due(facts: Facts) -> set[int]:
         index
         for index, each in facts.at_rest.starting.items()
         if each.place in pushed
-        or (not each.slot.node and not each.slot.unfulfilled and _waits_in_vain(facts, each.slot, each.pod))
+        or (not each.slot.node and not each.slot.unfulfilled and _waits_too_long(facts, each.slot, each.pod))
     }
 
 
@@ -198,7 +198,7 @@ class _Counter:
         """Whether its pod waits for a node for too long."""
         if each.slot.cause and not self._is_new(each):
             return False
-        return _waits_in_vain(self._facts, each.slot, each.pod)
+        return _waits_too_long(self._facts, each.slot, each.pod)
 
     def _is_new(self, each: Member) -> bool:
         """Whether its cause is recorded in this plan."""
@@ -332,7 +332,7 @@ class _Counter:
         return {node: seconds_between(since, at) for node, at in ends.items()}
 
 
-def _waits_in_vain(facts: Facts, slot: Slot, pod: Pod | None) -> bool:
+def _waits_too_long(facts: Facts, slot: Slot, pod: Pod | None) -> bool:
     """Whether a pod waits for a node for longer than it is to."""
     if slot.created_at is None or facts.wait_of(slot, pod) is not Wait.NODE:
         return False

@@ -147,7 +147,7 @@ class Wanted:
         """Whether no new parameter server can be placed: none of its pools is there."""
         return bool(self.job.spec.parameter_servers.pools) and not self.server_pools
 
-    def waits_in_vain(self, index: int) -> bool:
+    def home_is_exhausted(self, index: int) -> bool:
         """Whether a new pod of this worker would wait for a node that is known not to come."""
         return self.places.is_exhausted(self.homes.get(index, Home()))
 

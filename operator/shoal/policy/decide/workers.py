@@ -117,7 +117,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
 
 def _end_one(moving: Iterable[int], workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
     """End a worker that is to move, whose next pod may be made and has a node elsewhere, as far as is known."""
-    leaving = (each for i in moving if not wanted.waits_in_vain(i) for each in workers[i] if each.moves)
+    leaving = (each for i in moving if not wanted.home_is_exhausted(i) for each in workers[i] if each.moves)
     if (first := next(leaving, None)) is not None and first.pod is not None:
         actions.actions.append(DeletePod(first.pod.metadata.name, first.pod.metadata.uid, why=MOVED))
 
