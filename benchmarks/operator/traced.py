@@ -26,13 +26,13 @@ import shoal.cluster.server
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.transport import Answer, Options, Query
-from shoal.controllers.belonging import Key
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.policy.actions import Action, CreatePod
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.process.main import main
+from shoal.runtime.controller import Key
 
 HELD_SECONDS = 0.02
 """Callbacks of the event loop that took longer are told."""

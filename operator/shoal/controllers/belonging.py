@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from shoal.api.base import Resource
 from shoal.api.kube import DisruptionBudget, Pod, Service
 from shoal.api.kueue import Workload
 from shoal.api.labels import JOB, POOL, RoleName
@@ -15,15 +14,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.controllers.sharing import Run, Tenant
 from shoal.manifests.names import pod_name
 from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
-
-Key = tuple[str, str]
-"""(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
-
-
-def key_of(about: Resource) -> Key:
-    """The key of a custom resource."""
-    return about.metadata.namespace, about.metadata.name
-
+from shoal.runtime.controller import Key
 
 Owned = Pod | Service | DisruptionBudget | Workload
 

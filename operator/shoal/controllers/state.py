@@ -24,14 +24,12 @@ from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
 from shoal.controllers.arrival import as_heard
 from shoal.controllers.belonging import (
-    Key,
     Owned,
     awaited_pool,
     described,
     host,
     job_named_by,
     jobs_named_by,
-    key_of,
     run_of,
     tenant,
 )
@@ -41,6 +39,7 @@ from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_again, silent_since
 from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
+from shoal.runtime.controller import Key, key_of
 from shoal.runtime.work_queue import Priority
 
 MOST_GONE = 4096

@@ -18,7 +18,6 @@ from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
@@ -38,7 +37,7 @@ from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.process.life import give_back
 from shoal.process.settings import Settings
-from shoal.runtime.controller import Controller, count_waiting
+from shoal.runtime.controller import Controller, Key, count_waiting, key_of
 from shoal.runtime.garbage import Garbage
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager

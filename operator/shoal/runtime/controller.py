@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from shoal.api.base import Resource
 from shoal.runtime.about import about
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.work_queue import Priority, WorkQueue
@@ -17,6 +18,11 @@ Key = tuple[str, str]
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
 """Reconciles one object; returns the seconds until the next time, or None: only after a change."""
+
+
+def key_of(resource: Resource) -> Key:
+    """The key of a custom resource."""
+    return resource.metadata.namespace, resource.metadata.name
 
 
 class Controller:

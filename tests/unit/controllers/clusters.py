@@ -16,7 +16,6 @@ from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
-from shoal.controllers.belonging import Key
 from shoal.controllers.state import ClusterState, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
@@ -30,6 +29,7 @@ from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
+from shoal.runtime.controller import Key
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter

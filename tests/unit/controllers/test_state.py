@@ -23,11 +23,12 @@ from shoal.api.kube import (
     ServiceSpec,
 )
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.belonging import Key, run_of
+from shoal.controllers.belonging import run_of
 from shoal.controllers.sources import sources
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import AUTOPILOT
+from shoal.runtime.controller import Key
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
 

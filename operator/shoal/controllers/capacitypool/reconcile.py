@@ -12,7 +12,6 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.asked import Asked
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
@@ -23,6 +22,7 @@ from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.capacitypool.waiting import last_came, waiting, without_node
 from shoal.controllers.state import ClusterState
 from shoal.policy.facts.waits import NO_NODES, Rooms, Wait, is_full
+from shoal.runtime.controller import Key, key_of
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
-from shoal.controllers.belonging import key_of
 from shoal.controllers.state import ClusterState
 from shoal.policy.facts.waits import ALWAYS, Rooms, Wait, near_since, wait_of
+from shoal.runtime.controller import key_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from typing import Protocol, TypeVar
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities, PriorityClasses
@@ -37,6 +36,7 @@ from shoal.controllers.trainingjob.claims import holdings
 from shoal.errors import Interrupted
 from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
+from shoal.runtime.controller import Key, key_of
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
 from shoal.sizing.fleet.jobs import job_name, unreadable

@@ -15,7 +15,6 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.selectors import Selectors
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities
@@ -26,6 +25,7 @@ from shoal.controllers.state import ClusterState
 from shoal.manifests.placement import ZONE
 from shoal.manifests.pods import Images, has_gpu_image
 from shoal.policy.decide.homes import in_zone
+from shoal.runtime.controller import Key, key_of
 from shoal.sizing.fleet import FleetJob, FleetPool
 from shoal.sizing.fleet.jobs import fleet_job, server_price
 from shoal.sizing.fleet.resources import fleet_pool

@@ -23,13 +23,13 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.speedprofile.condition import LEFT_OUT, Fault, conditions_of
 from shoal.controllers.speedprofile.identity import chosen
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, kind_of, learn, moved, newest
 from shoal.controllers.state import ClusterState, Wake
 from shoal.errors import Unavailable
 from shoal.policy.common.times import parse_time
+from shoal.runtime.controller import Key, key_of
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.speed.measurements import Kind

@@ -19,13 +19,14 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import JSON, Answer, Transport
-from shoal.controllers.belonging import key_of, run_of
+from shoal.controllers.belonging import run_of
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import Unavailable
 from shoal.manifests.objects import Manifest
 from shoal.policy.model import Refusal, RefusalKind
+from shoal.runtime.controller import key_of
 
 
 class Kind(NamedTuple):

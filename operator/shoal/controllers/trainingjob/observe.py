@@ -12,12 +12,12 @@ from shoal.api.kube import OwnedMeta
 from shoal.api.labels import JOB, Place
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
-from shoal.controllers.belonging import Key
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.claims import Claims
 from shoal.policy.common.times import parse_time
 from shoal.policy.model import Images, NameConflict, Observation, Proposal
+from shoal.runtime.controller import Key
 from shoal.telemetry.poller import Poller
 
 

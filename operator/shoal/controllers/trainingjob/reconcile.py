@@ -14,7 +14,6 @@ from itertools import takewhile
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
-from shoal.controllers.belonging import Key
 from shoal.controllers.state import ClusterState, Wake
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
@@ -31,6 +30,7 @@ from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
+from shoal.runtime.controller import Key
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
-from shoal.controllers.belonging import key_of
 from shoal.controllers.state import Wake
 from shoal.errors import ShoalError
 from shoal.policy.actions import (
@@ -40,6 +39,7 @@ from shoal.policy.actions import (
 )
 from shoal.policy.model import Plan
 from shoal.runtime.backoff import DUE_SECONDS, FIRST_SECONDS, pause
+from shoal.runtime.controller import key_of
 from shoal.runtime.shares import Shares
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority

@@ -17,11 +17,11 @@ from typing import Any
 from shoal.api.base import API_VERSION, Condition
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import MERGE_PATCH, Transport
-from shoal.controllers.belonging import Key
 from shoal.controllers.state import Wake
 from shoal.errors import Unavailable
 from shoal.policy.common.wording import short
 from shoal.runtime.backoff import pause
+from shoal.runtime.controller import Key
 from shoal.runtime.work_queue import Priority
 
 logger = logging.getLogger(__name__)

@@ -17,10 +17,9 @@ from shoal.api.kube import Node, Pod
 from shoal.api.labels import RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.belonging import Key, key_of
 from shoal.controllers.capacitypool.reconcile import EVERY_SECONDS, REST_SECONDS, PoolReconciler
 from shoal.controllers.state import ClusterState, Wakes
-from shoal.runtime.controller import Controller
+from shoal.runtime.controller import Controller, Key, key_of
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter, collection_path

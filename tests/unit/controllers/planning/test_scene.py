@@ -13,10 +13,10 @@ from shoal.api.base import Condition
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.belonging import Key
 from shoal.controllers.planning import scene
 from shoal.controllers.speedprofile.reconcile import Known
 from shoal.manifests.pods import Images
+from shoal.runtime.controller import Key
 from shoal.sizing.fleet import Watched
 from shoal.sizing.fleet.jobs import asked, running
 from shoal.telemetry.poller import Seen

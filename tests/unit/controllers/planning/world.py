@@ -12,7 +12,6 @@ from shoal.api.events import Event
 from shoal.api.labels import SPEED_PROFILE
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.belonging import Key
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
 from shoal.controllers.planning.priorities import PriorityClasses
@@ -21,6 +20,7 @@ from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
+from shoal.runtime.controller import Key
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter, collection_path
 from shoal.telemetry.poller import Poller, Seen

@@ -9,10 +9,10 @@ import pytest
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.cluster.transport import Answer
-from shoal.controllers.belonging import Key
 from shoal.controllers.speedprofile import reconcile
 from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, LATE_SECONDS, SOON_SECONDS, Known
 from shoal.errors import Unavailable
+from shoal.runtime.controller import Key
 from shoal.runtime.work_queue import WorkQueue
 from shoal_trainer.contract import ShardReport
 from tests.meanwhile import during

@@ -11,7 +11,6 @@ import pytest
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.belonging import Key
 from shoal.controllers.trainingjob.report import (
     FIRST_POD_SECONDS,
     FIRST_SECONDS,
@@ -29,6 +28,7 @@ from shoal.controllers.trainingjob.requests import (
 )
 from shoal.errors import Unavailable
 from shoal.policy.actions import CreatePod, CreateService, DeletePod
+from shoal.runtime.controller import Key
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority, WorkQueue
 from tests.meanwhile import during
