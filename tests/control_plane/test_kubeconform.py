@@ -18,7 +18,10 @@ from dev.paths import ROOT
 from dev.tools.build import go_environment
 from tests.chart.rendered import CHART, IMAGES_SET, flags, templated
 
-ELSEWHERE = "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization,ResourceFlavor,ClusterQueue,LocalQueue"
+ELSEWHERE = (
+    "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization,GitRepository,"
+    "ResourceFlavor,ClusterQueue,LocalQueue"
+)
 """Kinds of the Prometheus operator, Argo CD, Flux and Kueue, which the API server does not know."""
 KUSTOMIZE = {"kustomization.yaml", "references.yaml"}
 """Files that are no objects."""
