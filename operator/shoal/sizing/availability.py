@@ -35,8 +35,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-MOST_PARTS = 32
-"""Into which a long interval is cut."""
+MOST_PARTS = 4
+"""Into which a long interval is cut: 120 of them tell how much of years is out of stock, and all plans wait for it."""
 BLOCK_SECONDS = 7200.0
 """Availability of times further apart than this is taken to be independent."""
 
@@ -245,7 +245,8 @@ class Markov:
         there = np.ones((runs, steps))
         if not out.any():
             return Supply(there, lost, together, shared=True)
-        taken = lost + together
+        # What is lost in an interval after a stock-out that is shorter is replaced.
+        taken = (lost + together) * min(self.stock.out_seconds / step, 1.0)
         if begins.any():
             first = rng.binomial(limit, self.shock_size, (runs, steps)) / max(limit, 1)
             taken = np.where(begins, np.maximum(taken, first), taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,3 +85,32 @@ def test_the_mean_of_a_pool_that_is_out_of_stock_is_that_of_what_is_drawn(hours:
     assert drawn is not None
     assert pool.mean == pytest.approx(float(drawn.mean()), abs=0.03)
     assert abs(replace(pool, horizon=math.inf).mean - float(drawn.mean())) > 0.03 or hours > 1
+
+
+class Counted(np.random.Generator):
+    """A generator that counts the numbers of losses that are drawn."""
+
+    losses = 0
+
+    def poisson(self, lam: Any = 1.0, size: Any = None) -> Any:
+        """As many as always."""
+        self.losses += np.size(lam)
+        return super().poisson(lam, size)
+
+
+def test_runs_of_a_job_of_years_are_about_as_soon_drawn_as_those_of_a_day() -> None:
+    """A job that said it had 1e12 samples left kept everybody's plan waiting for 18 s, each minute."""
+    day, years = Counted(np.random.PCG64(0)), Counted(np.random.PCG64(0))
+    pool = Markov(0.1, stock=Stock())
+    pool.supply(day, 10, 120, 2 * 86400 / 120, 8)
+    pool.supply(years, 10, 120, 20 * 365 * 86400 / 120, 8)
+    assert years.losses <= 2 * day.losses
+
+
+@pytest.mark.parametrize("losses", [0.1, 1.0])
+@pytest.mark.parametrize("days", [30, 365])
+def test_a_long_interval_is_no_long_stock_out(losses: float, days: int) -> None:
+    """Cut into few parts, each of which is longer than a stock-out, it lost all nodes that were not replaced."""
+    pool = Markov(losses, stock=Stock(0.1, 1800, math.inf))
+    drawn = pool.supply(np.random.default_rng(0), 400, 120, days * 86400 / 120, 100)
+    assert pool.mean == pytest.approx(float(drawn.there.mean()), abs=0.012)
