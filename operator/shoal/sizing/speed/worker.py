@@ -29,6 +29,7 @@ __all__ = ["Configuration", "Observation", "WorkerModel"]
 
 GLOBAL = 7  # ln a, ln b, ln c, ln e, weight of arithmetic, logit of the host's part of overheads, occupancy
 OWN = 4  # of an accelerator: deviations of a, b, c, and the loss of efficiency over several devices
+ANYBODY = "*"
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class WorkerModel:
         """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included.
 
         Where the cores are not known, they are as many for each accelerator as where this model was measured on it, or
-        else others were: a step that waits for its input would be predicted to wait for nothing.
+        else others were, first of its owner: a step that waits for its input would be predicted to wait for nothing.
         """
         table = _Table([self._fed(row) for row in rows], self._sheets)
         mean, jacobian = self._mean(table, self._posterior.theta)
@@ -247,7 +248,10 @@ class WorkerModel:
         Of a model that was measured there without its cores, what was measured holds its input, with whatever cores.
         """
         sheet = self._sheets.sheet(row.device, row.cores)
-        usual = self._usual.get((row.model.key, sheet.name), self._usual.get(("", sheet.name)))
+        whose = row.model.key, row.model.owner, ANYBODY
+        usual = next(
+            (self._usual[who, sheet.name] for who in whose if (who, sheet.name) in self._usual), None
+        )
         if sheet.is_cpu or usual is None or (row.cores > 0 and usual > 0):
             return row
         return replace(row, cores=usual * row.devices)
@@ -261,15 +265,22 @@ class WorkerModel:
 
 
 def _usual_cores(rows: Sequence[Configuration], sheets: Catalogue) -> dict[tuple[str, str], float]:
-    """The median of the cores for each accelerator, by the model ("": any) and the accelerator; 0: none are known."""
-    known = defaultdict[tuple[str, str], list[float]](list)
+    """The usual cores of an accelerator, by whose they are (a model's, its owner's, anybody's) and its name.
+
+    Of owners as of models it is the median of their medians: whoever reports many rows decides nothing for others.
+    0: of a model that was measured there, none are known.
+    """
+    known, models, owners = (defaultdict[tuple[str, str], list[float]](list) for _ in range(3))
+    of = {row.model.key: row.model.owner for row in rows}
     for row in rows:
         name = sheets.sheet(row.device, row.cores).name
-        cores = [row.cores / row.devices] if row.cores > 0 else []
-        known[row.model.key, name] += cores
+        known[row.model.key, name] += [row.cores / row.devices] if row.cores > 0 else []
+    for (key, name), cores in known.items():
         if cores:
-            known["", name] += cores
-    return {key: median(cores) if cores else 0.0 for key, cores in known.items()}
+            models[of[key], name].append(median(cores))
+    for (_, name), cores in models.items():
+        owners[ANYBODY, name].append(median(cores))
+    return {key: median(cores) if cores else 0.0 for key, cores in (known | models | owners).items()}
 
 
 def _own_sigma(device: str) -> tuple[float, ...]:

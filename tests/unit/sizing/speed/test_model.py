@@ -102,6 +102,25 @@ def test_a_pool_whose_cores_nobody_knows_waits_for_its_input_as_what_was_measure
     assert found.worker(other, "V100", 1, 0, 128).seconds < found.worker(other, "V100", 1, 4, 128).seconds
 
 
+def test_one_namespace_does_not_decide_how_many_cores_the_workers_of_others_have() -> None:
+    """64 configurations of one job, on a thousandth of a core, made a new model of another 20 times slower."""
+
+    def of(owner: str, name: str, cores: float, batches: Sequence[int]) -> Profile:
+        fed = [(batch, 5e-4 * batch + 0.01 + 1e-5 * batch / cores) for batch in batches]
+        rows = tuple(alone("T4", seconds, batch, cores=cores) for batch, seconds in fed)
+        return Profile(Model(name, 5.5e8, 1_857_722, 104, owner), rows)
+
+    honest = [of(owner, f"of {owner}", 8.0, (32, 64, 128)) for owner in ("a", "b", "c")]
+    odd = of("odd", "odd", 1e-3, range(100, 164))
+    new = Model("new", 5.5e8, 1_857_722, 104, "mine")
+    before, after = (SpeedModel(each).worker(new, "T4", 1, 0.0, 128) for each in (honest, [*honest, odd]))
+    assert after.seconds == pytest.approx(before.seconds, rel=0.15)
+    mine = of("mine", "other", 1e-3, (64, 128))
+    assert SpeedModel([*honest, mine]).worker(new, "T4", 1, 0.0, 128).seconds > 10 * before.seconds, (
+        "those of its own namespace say more of its nodes"
+    )
+
+
 @pytest.mark.parametrize("cores", [0.0, 4.0, 16.0])
 @pytest.mark.parametrize("own", [(), (64,)])
 def test_a_step_time_without_cores_is_what_it_is_whatever_the_input_of_other_models(
