@@ -47,15 +47,19 @@ class LogSums(Sums):
         """The population variance of ln(seconds), at least 0."""
         return max(0.0, self.squares / self.count - self.mean**2) if self.count else 0.0
 
+    @property
+    def possible(self) -> bool:
+        """Whether measured times can have these sums: none is longer than 10^7 s, or shorter than 10^-7."""
+        longest = MOST_LOG * self.count
+        return (
+            abs(self.total) <= longest
+            and 0 <= self.squares <= MOST_LOG * longest
+            and 0 <= self.seconds <= math.exp(MOST_LOG) * self.count
+        )
+
 
 def _measured(sums: LogSums) -> LogSums:
-    """Sums that measured times can have: none is longer than 10^7 s, or shorter than 10^-7."""
-    longest = MOST_LOG * sums.count
-    if not (
-        abs(sums.total) <= longest
-        and 0 <= sums.squares <= MOST_LOG * longest
-        and 0 <= sums.seconds <= math.exp(MOST_LOG) * sums.count
-    ):
+    if not sums.possible:
         raise ValueError(f"no times between 1e-7 and 1e7 s have these sums: {sums}")
     return sums
 

@@ -73,7 +73,7 @@ def learn(
     `began`: since when the job may have measured; None: not known.
 
     Raises:
-        UsageError: it cannot have measured for so long.
+        UsageError: it cannot have measured for so long, or between two reports what they differ by.
     """
     if not kind_of(status.model).alike(kind_of(report.model)):
         return status
@@ -94,10 +94,8 @@ def learn(
         if name not in known:
             continue
         seen = _parse(source.counts.get(name, "")) if source.report == report.speed_epoch else _NOTHING
-        fresh = tuple(part.since(old) for part, old in zip(_parts(sums), seen, strict=True))
-        if any(part.count < 0 for part in fresh):
-            fresh = _parts(sums)  # the coordinator dropped this row and began again
         counts[name] = _format(_parts(sums))
+        fresh = _fresh(name, _parse(counts[name]), seen)
         seconds += max(map(_seconds, fresh)) / sums.workers
         if fresh[0].count > 0:
             rows[sums.key] = _merged(rows.get(sums.key), sums, fresh, now)
@@ -218,6 +216,22 @@ def _parts(sums: SpeedSums) -> tuple[LogSums, ...]:
 
 
 _NOTHING = 4 * (LogSums(),)
+
+
+def _fresh(name: str, said: Sequence[LogSums], seen: Sequence[LogSums]) -> tuple[LogSums, ...]:
+    """What is new in the sums of a row. Both are as they are remembered: rounded alike, what only grows never shrinks.
+
+    Raises:
+        UsageError: each may be, and their difference not.
+    """
+    fresh = tuple(part.since(old) for part, old in zip(said, seen, strict=True))
+    if any(part.count < 0 for part in fresh):
+        return tuple(said)  # the coordinator dropped this row and began again
+    if not all(part.possible for part in fresh):
+        raise UsageError(
+            f"no steps of 1e-7 to 1e7 s have what two reports of {name} differ by: correct the job's image"
+        )
+    return fresh
 
 
 def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], now: datetime) -> MeasuredRow:

@@ -451,6 +451,33 @@ def test_steps_that_take_longer_than_the_job_exists_are_refused_and_nothing_of_t
     )
 
 
+@pytest.mark.parametrize("log", [16.0, -16.0])
+def test_two_reports_that_differ_by_no_time_are_refused_and_nothing_of_the_second_counts(log: float) -> None:
+    """Each was within its bounds: one step of e^(3*10^7) s between them spoilt a row for days of honest measuring."""
+
+    def sums_of(count: int, log: float) -> StatusReport:
+        part = LogSums(count=count, total=log * count, squares=log * log * count, seconds=0.1 * count)
+        row = report(0.1).speed[0].model_copy(update=dict.fromkeys(("compute", "pull", "push", "step"), part))
+        return report(0.1).model_copy(update={"speed": (row,)})
+
+    status = learn(SpeedProfileStatus(), "honest", many(0.1, 70_000), NOW)
+    status = learn(status, "odd", sums_of(10**6, -log), NOW)
+    with pytest.raises(
+        UsageError, match="no steps of 1e-7 to 1e7 s have what two reports of T4/1/4/16/2/1 differ by"
+    ):
+        learn(status, "odd", sums_of(10**6 + 1, log), NOW)
+    assert learn(status, "odd", sums_of(10**6 + 1, -log), NOW) != status, "what it says next counts"
+
+
+def test_a_row_that_is_measured_for_years_is_learned_at_each_look() -> None:
+    """What is remembered of its sums has ten digits, and so their difference an error, of no steps as well."""
+    status = SpeedProfileStatus()
+    for steps in range(10**8 + 3, 10**8 + 9):
+        status = learn(status, "job", many(0.987654321, steps), NOW)
+        assert learn(status, "job", many(0.987654321, steps), NOW) is status
+    assert status.sources[0].counts["T4/1/4/16/2/1"].startswith(f"{10**8 + 8} ")
+
+
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
 def test_many_processes_of_a_job_measure_no_longer_than_the_job_exists(lives: list[str]) -> None:
     """A coordinator that says that it began again with each report is refused like one that does not."""
