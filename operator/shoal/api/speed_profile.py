@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
+from shoal.api.capacity_pool import Cores
 from shoal.api.rules import Amount, Number, Positive, Size, rules
 
 __all__ = [
@@ -75,6 +76,8 @@ class SpeedRow(Strict):
     """Name of the accelerator in the catalogue, or as the cloud labels it."""
     accelerator_count: int = Field(1, ge=1, le=64)
     """Accelerators per worker."""
+    cores: Cores | None = None
+    """CPU cores per worker: needed where `accelerator` is `CPU`. Unset: unknown."""
     batch_size: Positive
     """Samples in one step of a worker."""
     workers: Positive = 1

@@ -20,7 +20,7 @@ from shoal.api.speed_profile import (
 )
 from shoal.api.speed_profile import ServerLoad as Load
 from shoal.errors import UsageError
-from shoal.sizing.accelerators import catalogue
+from shoal.sizing.accelerators import CPU, catalogue
 from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed import priors
@@ -95,12 +95,16 @@ def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> 
     if model is None:
         return None
     rows: list[Row] = []
-    measured = {_configuration(row.device, row.devices, row.batch_size) for row in profile.status.rows}
+    measured = {
+        _configuration(row.device, row.devices, row.batch_size, decimal(row.cores))
+        for row in profile.status.rows
+    }
     made = [
         *(
             (f"spec.rows[{n}]", partial(_prior, row, now))
             for n, row in enumerate(profile.spec.rows)
-            if _configuration(row.accelerator, row.accelerator_count, row.batch_size) not in measured
+            if _configuration(row.accelerator, row.accelerator_count, row.batch_size, row.cores or 0.0)
+            not in measured
         ),
         *((f"status.rows[{n}]", partial(_measured, row, now)) for n, row in enumerate(profile.status.rows)),
     ]
@@ -197,14 +201,16 @@ def decimal(text: str | float | None) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _configuration(device: str, devices: int, batch: int) -> tuple[str, int, int]:
+def _configuration(device: str, devices: int, batch: int, cores: float) -> tuple[str, int, int, float]:
     """What of the user's rows is known better once it was measured."""
     name = catalogue().sheet(device).name if catalogue().knows(device) else device.lower()
-    return name, devices, batch
+    return name, devices, batch, cores if name == CPU else 0.0
 
 
 def _prior(row: SpeedRow, now: datetime) -> Row:
     """A row that a user wrote: the whole step, and its compute part if given."""
+    if not row.cores and row.accelerator.upper() == CPU:
+        raise UsageError("it does not say on how many CPU cores: add cores")
     step = LogMean.of(row.step_seconds, row.spread, row.count)
 
     def part(seconds: float | None) -> LogMean | None:
@@ -213,6 +219,7 @@ def _prior(row: SpeedRow, now: datetime) -> Row:
     return Row(
         row.accelerator,
         devices=row.accelerator_count,
+        cores=row.cores or 0.0,
         batch_size=row.batch_size,
         workers=row.workers,
         parameter_servers=row.parameter_servers,

@@ -23,6 +23,7 @@ async def test_rows_of_the_spec_that_no_plan_uses_are_told_with_what_is_wrong() 
         {"lastSeen": "24.11.2026"},
         {"stepSeconds": "2e8"},
         {"accelerator": "RTX9999"},
+        {"accelerator": "cpu"},
     )
 
     async def told(*rows: dict[str, Any]) -> Condition | None:
@@ -42,6 +43,7 @@ async def test_rows_of_the_spec_that_no_plan_uses_are_told_with_what_is_wrong() 
         "spec.rows[2]: lastSeen must be a time such as 2026-11-24T12:00:00Z, not '24.11.2026'",
         "spec.rows[3]: ",
         "spec.rows[4]: RTX9999 is none of the known accelerators, A100-40GB",
+        "spec.rows[5]: it does not say on how many CPU cores: add cores",
     ):
         assert words in found.message
     writes = len(world.cluster.requests)

@@ -521,3 +521,27 @@ def test_what_a_user_guessed_gives_way_to_what_was_measured() -> None:
     assert sorted(each.batch_size for each in found.rows) == [row.batch_size, 2 * row.batch_size]
     speed = SpeedModel([found]).worker(found.model, row.device, row.devices, float(row.cores), row.batch_size)
     assert speed.seconds == pytest.approx(0.2, rel=0.04)
+
+
+def test_what_a_user_says_of_cpus_is_that_of_so_many_cores() -> None:
+    """0.5 s on eight cores were taken for those of one, and a pool of eight predicted seven times too fast."""
+    said = {"accelerator": "CPU", "batchSize": 16, "stepSeconds": "0.5"}
+    rows = [said | {"cores": "8"}, said | {"cores": "0.5", "stepSeconds": "4"}, said]
+    made = SpeedProfile.model_validate({"metadata": {"name": "m"}, "spec": {"rows": rows}})
+    with pytest.raises(UsageError, match=r"spec.rows\[2\]: it does not say on how many CPU cores"):
+        profile_of(
+            made.model_copy(update={"status": learn(SpeedProfileStatus(), "a", report(1.0), NOW)}), NOW
+        )
+    many = report(0.6).speed[0].model_copy(update={"device": "CPU", "cores": 8.0})
+    status = learn(SpeedProfileStatus(), "a", report(0.6).model_copy(update={"speed": (many,)}), NOW)
+    found = profile_of(made.model_copy(update={"status": status}), NOW, strict=False)
+    assert found is not None
+    assert [each.cores for each in found.rows] == [0.5, 8.0], (
+        "what is measured on eight says it of these alone"
+    )
+    alone = profile_of(
+        made.model_copy(update={"status": status.model_copy(update={"rows": ()})}), NOW, strict=False
+    )
+    assert alone is not None
+    speed = SpeedModel([alone]).worker(alone.model, "CPU", 1, 8.0, 16)
+    assert (speed.seconds, speed.basis) == (pytest.approx(0.5, rel=0.05), "measured")
