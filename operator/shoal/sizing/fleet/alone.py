@@ -20,7 +20,7 @@ from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.explain import duration, fleet, money, sentence
 from shoal.sizing.plan.planner import exactly, plan
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import SPENT, Problem
 from shoal.sizing.plan.risk import Engines
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import Trial, worth_measuring
@@ -145,7 +145,14 @@ def _choice(asked: Asked) -> Choice:
     current = asked.under_way if fits(problem, asked.under_way) else ()
     best = plan(problem, engines=engines, current=current)
     found = _settled(engines, current, best) if current else best
-    return Choice(found, _trial(asked, found))
+    trial = _trial(asked, found)
+    limited = found.feasible and problem.objective.budget is not None and found.aim.prefer != "MinTime"
+    if trial is None or not limited:
+        return Choice(found, trial)
+    paid = _paid(engines, found, trial)
+    if not paid.feasible and trial.pool not in asked.begun:
+        return Choice(found, None)
+    return Choice(replace(found, kept=paid.kept, budget_chance=paid.budget_chance), trial)
 
 
 def _settled(engines: Engines, current: tuple[int, ...], best: Plan) -> Plan:
@@ -189,6 +196,14 @@ def _trial(asked: Asked, found: Plan) -> Trial | None:
     if found.aim.prefer == "MinTime" and not asked.measured:  # what it is slower than is a guess, too
         return None
     return worth_measuring(problem, found.counts, found.cost, found.seconds, asked.unmeasured, asked.begun)
+
+
+def _paid(engines: Engines, found: Plan, trial: Trial) -> Plan:
+    """The same plan where what a worker measures saves nothing: less of the budget is left for it."""
+    problem, objective = engines.problem, engines.problem.objective
+    assert objective.budget is not None
+    less = replace(objective, budget=max(objective.budget - max(trial.price, 0.0), SPENT))
+    return exactly(replace(problem, objective=less), found.counts, engines)
 
 
 def _with_trial(answer: JobPlan, choice: Choice) -> JobPlan:
