@@ -66,7 +66,7 @@ class PredictionStatus(Status):
     latest_seconds: int | None = None
     """The same in a bad case: it takes less in 95 % of simulated runs of this plan."""
     relative_error: str | None = None
-    """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
+    """The expected speed of its workers over the measured one, less 1, a decimal: 1 where they are half as fast."""
     watched_seconds: int | None = None
     """For how long the workers were watched for that, of the last 90 s, each step for 0.5 s at most. It holds until
     workers are watched again."""

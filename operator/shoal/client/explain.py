@@ -22,7 +22,7 @@ from shoal_trainer.contract import StopAfter
 
 INPUT_WAIT = 0.1
 DISTANCE = 0.2
-"""A measured speed that is lower than the predicted one by this share is worth a word."""
+"""Workers that are slower than predicted by more than this share of it are worth a word."""
 
 
 @dataclass(frozen=True)
@@ -281,10 +281,10 @@ def _slow(seen: Seen) -> Iterator[Finding]:
     if training.input_wait and float(training.input_wait) > INPUT_WAIT:
         yield Finding("slow", f"workers wait {float(training.input_wait):.0%} of their time for input",
                       "give workers more CPU, do less in the data function, or store the data decoded")  # fmt: skip
-    if prediction and prediction.samples_per_second:
-        measured, expected = float(training.samples_per_second), float(prediction.samples_per_second)
-        if expected > 0 and measured < (1 - DISTANCE) * expected:
-            yield Finding("slow", f"{measured:,.0f} samples/s, where {expected:,.0f} were expected "
+    if prediction and prediction.relative_error:  # of its workers; other ones may be planned, and start
+        error = float(prediction.relative_error)
+        if error > 0 and error / (1 + error) > DISTANCE:
+            yield Finding("slow", f"its workers are {error / (1 + error):.0%} slower than expected "
                                   f"({prediction.basis or 'by the model'})",
                           "look at input wait, at the servers' load in the metrics, and at workers that are "
                           "slower than others")  # fmt: skip

@@ -113,7 +113,7 @@ class Proposal:
     remaining_range: tuple[float, float] | None = None
     """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
-    """By how much the measured speed differs from the predicted one, as a share of it."""
+    """The predicted speed of its workers over the measured one, less 1."""
     watched_seconds: float | None = None
     """For how long the workers were watched for that."""
     measured: bool = True

@@ -82,8 +82,8 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
         ),
         (
             RUNNING | {"training": {"phase": "Training", "step": 9, "samplesPerSecond": "100"},
-                       "prediction": {"samplesPerSecond": "200", "basis": "12 measurements"}},
-            [], "100 samples/s, where 200 were expected (12 measurements)", "input wait",
+                       "prediction": {"relativeError": "1", "basis": "12 measurements"}},
+            [], "its workers are 50% slower than expected (12 measurements)", "input wait",
         ),
         (
             RUNNING | {"workers": {"ready": 1}, "training": {"phase": "Training", "step": 9, "samplesPerSecond": "1"}},
@@ -158,9 +158,12 @@ def test_samples_that_on_nan_leaves_out_are_no_loss_of_a_server() -> None:
     assert "server" not in found.why + found.help
 
 
-def test_a_healthy_job_needs_no_explanation() -> None:
+@pytest.mark.parametrize("error", ["0", "-1", "0.2", "0.24"])
+def test_a_healthy_job_needs_no_explanation(error: str) -> None:
+    """One that did what was predicted was slow while more workers were planned, or advised, than it had."""
     status = RUNNING | {
-        "training": {"phase": "Training", "step": 9, "samplesPerSecond": "100", "goodput": "1"}
+        "training": {"phase": "Training", "step": 9, "samplesPerSecond": "100", "goodput": "1"},
+        "prediction": {"samplesPerSecond": "200", "relativeError": error},
     }
     assert explain(Seen(job(status), [pod_manifest()], NOW)) == []
 
