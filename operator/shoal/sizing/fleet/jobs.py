@@ -24,6 +24,8 @@ __all__ = ["END_SECONDS", "asked", "fleet_job", "job_name", "running", "server_p
 
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
+LEAST_ERROR = -0.99
+"""A hundred times faster than predicted: the four digits of a status make -1 of more, which nothing can be."""
 _NOT_WATCHED = Watched()
 
 
@@ -74,6 +76,7 @@ def fleet_job(
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
         server_price=server_price,
+        snapshot_every=spec.parameter_servers.snapshot.every_seconds,
         running=running(job),
         planned=_planned(job),
         kept_to=_kept_to(job),
@@ -205,7 +208,7 @@ def _pace_before(job: TrainingJob) -> Pace | None:
     said = job.status.prediction
     if said is None or said.relative_error is None or not said.watched_seconds:
         return None
-    return Pace(decimal(said.relative_error), float(said.watched_seconds))
+    return Pace(max(decimal(said.relative_error), LEAST_ERROR), float(said.watched_seconds))
 
 
 def _deadline(job: TrainingJob, now: datetime) -> float | None:

@@ -105,6 +105,7 @@ def job_problem(
             servers,
             running=job.parameter_servers if job.running else 0,
             price=job.server_price,
+            snapshot_every=job.snapshot_every,
             zone=job.servers_zone or None,
         )
     _check(options, limits, by_name, job, notes)

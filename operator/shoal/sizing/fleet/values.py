@@ -100,7 +100,7 @@ class FleetJob:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
     is not checked. `cpu_limit`: CPU cores that a worker may use at most; 0: all of its node. `gpu_image`: whether its
     workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are; empty: not known, or in
-    none that is named. `server_price`: of each, per hour; 0: not known.
+    none that is named. `server_price`: of each, per hour; 0: not known. `snapshot_every`: seconds between snapshots.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out or, of a job that follows none, those with a pod, whether
     it has a node or waits for one. While its pods cannot be made, it has the nodes of those that it is `kept_to`, by
@@ -137,6 +137,7 @@ class FleetJob:
     parameter_servers: int = 1
     servers_zone: str = ""
     server_price: float = 0.0
+    snapshot_every: float = 60.0
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
     kept_to: Mapping[str, int] = field(default_factory=dict)

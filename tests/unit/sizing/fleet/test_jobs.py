@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ import pytest
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job
+from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
+from shoal.sizing.fleet.values import Pace
+from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import DataReport
 from tests.unit.controllers.planning.world import MODEL, NOW, SPOT, report, training_job
+
+MODEL_OF_USER = {"flopsPerSample": 1e9, "parameters": 1_000_000, "tensors": 50}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,23 @@ def test_deadline_and_budget_are_what_is_left() -> None:
     job = training_job(elasticity={"mode": "Auto", "objective": objective}, status=status)
     found = fleet_job(job, None, NOW)
     assert (found.deadline_seconds, found.budget_left) == (1800 - END_SECONDS, 27.5)
+
+
+def test_a_job_is_planned_with_the_snapshots_that_it_makes() -> None:
+    """Every plan of the operator had one a minute, and after a loss of a server as little to repeat."""
+    profile = SpeedProfile.model_validate({"metadata": {"name": "m"}, "spec": {"model": MODEL_OF_USER}})
+    for seconds in (60, 3600):
+        job = fleet_job(training_job(parameterServers={"snapshot": {"everySeconds": seconds}}), profile, NOW)
+        pools = [fleet_pool(SPOT, NOW)]
+        found = job_problem(replace(job, samples_left=1e6), pools, {SPOT.metadata.name: 4}, SpeedModel())
+        assert found.problem.servers.snapshot_every == seconds
+
+
+def test_a_pace_that_four_digits_make_impossible_is_the_fastest() -> None:
+    """-0.99996 is -1 in the status: the logarithm of nothing was a fault of the planner."""
+    status = {"prediction": {"relativeError": "-1", "watchedSeconds": 90}}
+    found = fleet_job(training_job(status=status), None, NOW)
+    assert found.pace_before == Pace(-0.99, 90.0)
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
