@@ -392,7 +392,7 @@ class Cluster:
     def _schedule(self) -> None:
         busy = {p.machine.name for p in self.processes.values() if p.role == "worker" and p.end is None}
         for pod in self.server.all("pods"):
-            if pod["spec"].get("nodeName") or pod["status"]["phase"] != "Pending":
+            if pod["spec"].get("nodeName") or pod["status"]["phase"] != "Pending" or _is_gated(pod):
                 continue
             role = pod["metadata"]["labels"]["shoal.dev/role"]
             fitting = [
@@ -534,6 +534,11 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
     if toleration.get("operator", "Equal") == "Exists":
         return toleration.get("key", "") in {"", taint["key"]}
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+def _is_gated(pod: Json) -> bool:
+    """Whether a queue holds it back."""
+    return any(each.get("reason") == "SchedulingGated" for each in pod["status"].get("conditions", ()))
 
 
 def _ready(

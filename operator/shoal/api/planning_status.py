@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
@@ -24,8 +26,10 @@ class PlanStatus(Status):
     """Workers wanted, by CapacityPool."""
     kept_to: dict[str, int] | None = None
     """By CapacityPool, where pods of workers cannot be made, as the API server refuses them or the job lacks something
-    else, or get no node of it, for a queue, a volume, or what they ask for: of how many workers the job has the nodes.
-    Those of the others are left to other jobs until a pod is made, or may have one."""
+    else: how many workers have pods. The nodes of the others are left to other jobs until a pod is made."""
+    in_vain: dict[str, int] | None = None
+    """By CapacityPool, how many workers have a pod that gets no node of it, for a queue, a volume, or what it asks for:
+    theirs are left to other jobs until they may have one."""
     parameter_servers: int | None = None
     """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
     finish_time: AwareDatetime | None = None
@@ -38,6 +42,20 @@ class PlanStatus(Status):
     """Why these counts."""
     decided_at: AwareDatetime | None = None
     """When the counts last changed."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a plan: before, what the job has no nodes for may be told alone."""
+        return bool(self.revision or self.pools)
+
+    def may_have_pods(self, workers: Mapping[str, int]) -> Counter[str]:
+        """How many of these workers, by pool, have pods, or may have."""
+        kept_to = self.kept_to or {}
+        return Counter({pool: min(count, kept_to.get(pool, count)) for pool, count in workers.items()})
+
+    def have_nodes(self, workers: Mapping[str, int]) -> Counter[str]:
+        """Of how many of these workers, by pool, the job has the nodes: of those with pods that do not wait in vain."""
+        return self.may_have_pods(workers) - Counter(self.in_vain or {})
 
 
 class CoursePoint(Status):

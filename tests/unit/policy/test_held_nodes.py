@@ -27,13 +27,22 @@ FULL = {"message": "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn'
 class Waiting(Pools):
     """Four workers have pods, and two of them the nodes of the pool."""
 
-    def __init__(self, mode: str, *, ready_seconds: int = 3600, asks: Any = None, **of_pool: Any) -> None:
+    def __init__(
+        self,
+        mode: str,
+        *,
+        ready_seconds: int = 3600,
+        asks: Any = None,
+        zonePolicy: str = "Same",
+        **of_pool: Any,
+    ) -> None:
         self.container = {"name": "worker", "resources": {"limits": asks or {}}}
         spec = {
             "replicas": 4,
             "minReplicas": 4,
             "maxReplicas": 4,
             "maxSurge": 0,
+            "zonePolicy": zonePolicy,
             "elasticity": {"mode": mode},
         }
         super().__init__(pool("a", **{"status": {"nodes": 2}, **of_pool}), nodes={"a": 2}, **spec)
@@ -247,10 +256,29 @@ def test_what_a_job_is_kept_to_is_without_its_queued_worker_once(elsewhere: int)
         else:
             world.kill_pod(name, 1)
     world.elsewhere = {"a": elsewhere}
-    kept = list[int]()
     for _ in range(6):
-        made = plan(world.observation()).status
-        assert made.plan is not None
-        kept.append((made.plan.kept_to or {})["a"])
-        world.status = made.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert set(kept) == {9}
+        made = plan(world.observation())
+        assert holdings(world.job, made) == {"a": 9}
+        world.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        assert world.status["plan"]["inVain"] == {"a": 1}
+
+
+def test_job_that_nothing_is_advised_yet_has_no_node_for_a_worker_that_a_queue_holds_back() -> None:
+    """Where there was no plan, nothing said so; nor is that alone a plan."""
+    world = Waiting("Advise")
+    world.proposal = None
+    world.status.pop("plan", None)
+    world.said(GATED)
+    world.reconcile()
+    assert world.holds() == {"a": 2}
+    assert world.status["plan"]["inVain"] == {"a": 2}
+    world.said(FULL)
+    world.reconcile()
+    assert "plan" not in world.status
+    world.said(GATED)
+    world.reconcile()
+    world.manifest["spec"]["elasticity"] = {"mode": "Auto"}
+    world.manifest["spec"]["workers"]["minReplicas"] = 1
+    world.propose({"a": 3}, age=0)
+    world.reconcile()
+    assert world.status["plan"]["pools"] == {"a": 3}, "the first plan is carried out at once"

@@ -37,7 +37,6 @@ from shoal.policy.actions import (
     TellWorkload,
     UpdateService,
 )
-from shoal.policy.decide.in_vain import in_vain
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan, Refusal, RefusalKind
@@ -149,7 +148,7 @@ class World:
             places = {(each.pool, each.index) for each in (*slots, *pods) if each.pool}
             less = Counter(pool for pool, _ in places) - Counter(made.nodes)
             assert Counter(made.nodes) + less == Counter(pool for pool, _ in places)
-            assert not less or less == Counter(pool for pool, _ in in_vain(read(seen)))
+            assert not less or less == Counter(pool for pool, _ in read(seen).in_vain)
         return made
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job import TrainingJob
 from shoal.policy.model import Plan
 
@@ -17,24 +18,20 @@ from shoal.policy.model import Plan
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status.
 
-    Of a plan whose pods cannot be made or get no node, those of the others. Of another controller's job, none: its
-    status may be that of its twin in another cluster, whose pools have the same names.
+    Of a plan whose pods cannot be made or get no node, those of the others; while a queue may hold back what is made
+    next, those of the pods that there are. Of another controller's job, none: its status may be that of its twin in
+    another cluster, whose pools have the same names.
     """
     if not job.spec.ours:
         return Counter()
     status = decided.status if decided else job.status
-    plan = status.plan
-    kept_to = plan.kept_to or {} if plan is not None else {}
+    plan = status.plan or PlanStatus()
     made = decided.nodes if decided else None
-    slots = _at_most(status.worker_nodes, kept_to) if made is None else Counter(made)
+    slots = plan.have_nodes(status.worker_nodes) if made is None else Counter(made)
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
-    if job.spec.elasticity.mode != "Auto" or wants_none or plan is None:
+    if job.spec.elasticity.mode != "Auto" or wants_none or job.spec.run_policy.scheduling_policy.queue:
         return slots
-    return slots | _at_most(plan.pools, kept_to)
-
-
-def _at_most(counts: Mapping[str, int], kept_to: Mapping[str, int]) -> Counter[str]:
-    return +Counter({pool: min(count, kept_to.get(pool, count)) for pool, count in counts.items()})
+    return slots | plan.have_nodes(plan.pools)
 
 
 class Claims:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from shoal import manifests
@@ -24,7 +25,6 @@ from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
-from shoal.policy.decide.in_vain import in_vain
 from shoal.policy.decide.kept_to import kept_to
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
@@ -59,8 +59,6 @@ class Decisions:
     actions: Actions
     usage: Usage
     exclusions: Exclusions
-    in_vain: set[tuple[str, int]]
-    """Workers, with their pools, that have no nodes: see the module of this name."""
     end: End | None = None
     """How the job finished, if it did."""
 
@@ -74,11 +72,13 @@ class Decisions:
         return self.wanted.workers - undecided
 
     def plan(self, facts: Facts) -> PlanStatus | None:
-        """The plan, with what of it the job does not have the nodes of."""
-        if (found := self.wanted.planned.status or facts.job.status.plan) is None:
-            return None
-        kept = kept_to(facts, self.wanted, self.actions.denied, self.in_vain)
-        return found if found.kept_to == kept else found.model_copy(update={"kept_to": kept})
+        """The plan, with what of it the job does not have the nodes of; before there is one, that alone."""
+        found = self.wanted.planned.status or facts.job.status.plan or PlanStatus()
+        kept = kept_to(facts, self.wanted, self.actions.denied)
+        vain = dict(Counter(pool for pool, _ in facts.in_vain)) or None
+        if (found.kept_to, found.in_vain) != (kept, vain):
+            found = found.model_copy(update={"kept_to": kept, "in_vain": vain})
+        return found if found.is_made or kept or vain else None
 
     def in_order(self) -> tuple[Action, ...]:
         """The actions, in the order in which they are carried out."""
@@ -98,7 +98,7 @@ def decide(facts: Facts) -> Decisions:
         count(facts, servers, workers, ends=end is not None),
         exclude(facts, counters.failed_on),
     )
-    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, in_vain(facts), end)
+    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, end)
     if end is not None:
         return decided
     actions.actions += _questions(facts)

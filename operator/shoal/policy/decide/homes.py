@@ -31,6 +31,8 @@ class Homes:
     """Why some are missing."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """Nodes by pool that other jobs have."""
+    in_vain: Mapping[str, int] = field(default_factory=dict)
+    """Workers by pool that get no node there: they use none of what others leave."""
 
     @property
     def named(self) -> bool:
@@ -62,13 +64,14 @@ class Homes:
         return home.on_demand or self.job.spec.workers.capacity == "OnDemand"
 
     def limit(self, home: Home) -> int:
-        """Most workers: of a pool, what other jobs and parameter servers leave of its limit."""
+        """Most workers: of a pool, as many as get a node of those that other jobs and parameter servers leave."""
         if not home.pool:
             return 1_000
         pool = self.pools.get(home.pool)
         if pool is None or pool.is_ending:
             return 0
-        return max(0, pool.room - self.taken.get(home.pool, 0))
+        taken = self.taken.get(home.pool, 0) - self.in_vain.get(home.pool, 0)
+        return max(0, pool.room - max(0, taken))
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
@@ -126,7 +129,8 @@ def homes_of(facts: Facts) -> Homes:
     if known and not near:
         words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
         problem = Reason("NoPoolInZone", words)
-    return Homes(facts.job, near, problem, facts.seen.taken)
+    in_vain = Counter(pool for (pool, _), slot in facts.in_vain.items() if not slot.cause)
+    return Homes(facts.job, near, problem, facts.seen.taken, in_vain)
 
 
 def _there(facts: Facts, names: Sequence[str], field: str) -> tuple[dict[str, CapacityPool], Reason | None]:

@@ -1,4 +1,4 @@
-"""Of how many workers a job has the nodes, while pods of others cannot be made, or are there and get no node.
+"""Of how many workers a job has the nodes, while pods of others cannot be made.
 
 A plan is an intent, and its nodes are the job's: they are bought for it, and no other job plans them. A pod is evidence
 that the intent is carried out. While the API server refuses pods (for a quota, a policy, a mistake in the template), or
@@ -6,8 +6,8 @@ the job lacks what they need, the intent alone would keep nodes from all other j
 job in each namespace without quota would keep a pool. So the job then has the nodes of the pods that there are. That is
 recorded: it holds, also for the next leader and where the pool has no room to try, until one more pod is there.
 
-Nor is a pod that waits in vain for a node (`in_vain`) evidence: what the job is kept to is without these, for as long
-as that is so.
+Pods that are there, and get no node, show that pods are not refused. They are counted by themselves (`Facts.in_vain`),
+and taken off the pods that there are.
 """
 
 from __future__ import annotations
@@ -22,32 +22,17 @@ if TYPE_CHECKING:
     from shoal.policy.decide.wanted import Wanted
 
 
-def kept_to(
-    facts: Facts, wanted: Wanted, denied: Iterable[tuple[str, int]], vain: Iterable[tuple[str, int]]
-) -> dict[str, int] | None:
-    """By pool, of how many workers the job has the nodes; None: of all that are wanted.
+def kept_to(facts: Facts, wanted: Wanted, denied: Iterable[tuple[str, int]]) -> dict[str, int] | None:
+    """By pool, how many workers have pods, or may have; None: all that are wanted.
 
-    Args:
-        facts: of the job.
-        wanted: the workers.
-        denied: those, with the pools that they are for, whose pods cannot be made, or are likely to be refused.
-        vain: those, with the pools where they are, whose pods get no node: see `in_vain`.
-
+    `denied`: those, with the pools that they are for, whose pods cannot be made, or are likely to be refused.
     """
     if facts.suspended:
         return _before(facts) or None
     planned, lacks = _planned(wanted), Counter(pool for pool, _ in denied)
-    less = Counter(
-        pool for pool, index in vain if (home := wanted.homes.get(index)) is not None and home.pool == pool
-    )
     have = pods_by_pool(facts)
-    kept = {
-        pool: max(planned[pool] - number, have[pool]) - less[pool] for pool, number in lacks.items() if pool
-    }
-    kept = still_kept_to(facts, wanted) | kept
-    for pool, number in less.items():  # what is recorded is without them
-        kept[pool] = min(kept.get(pool, planned[pool]), planned[pool] - number)
-    return {pool: max(0, number) for pool, number in kept.items()} or None
+    kept = {pool: max(planned[pool] - number, have[pool]) for pool, number in lacks.items() if pool}
+    return still_kept_to(facts, wanted) | kept or None
 
 
 def still_kept_to(facts: Facts, wanted: Wanted) -> dict[str, int]:

@@ -49,6 +49,7 @@ def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
         return Planned(replicas)
     mode, proposal = facts.job.spec.elasticity.mode, _usable(facts, homes)
     before = facts.job.status.plan
+    before = before if before is not None and before.is_made else None
     if not homes.pools:
         return Planned(sum(before.pools.values()) if before and mode == "Auto" else replicas, status=before)
     if mode == "Auto":

@@ -25,6 +25,7 @@ from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
 from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view, unasked
+from shoal.policy.facts.in_vain import in_vain
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import NODE_REPLACED, NODE_SHUTDOWN, Meaning, Signal, node_signal
@@ -116,6 +117,11 @@ class Facts:
     def near_since(self) -> datetime | None:
         """See `waits.near_since`."""
         return near_since(self.job, (each.pod for each in self.sightings["ps"] if each.pod is not None))
+
+    @cached_property
+    def in_vain(self) -> Mapping[tuple[str, int], Slot]:
+        """The workers, with their pools, whose pods get no node, and their newest records: see `in_vain`."""
+        return in_vain(self)
 
     def wait_of(self, slot: Slot, pod: Pod | None) -> Wait | None:
         """For what a pod without a node waits. What the nodes of its pool have is not read here."""

@@ -14,7 +14,7 @@ from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.common.wording import short
 from shoal.policy.decide.admission import missing_pod_group
-from shoal.policy.decide.in_vain import PATIENCE, asks_for_others
+from shoal.policy.facts.in_vain import PATIENCE, asks_for_others
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
 from shoal.policy.tell.not_starting import VOLUMES_ARE_LATE, not_starting

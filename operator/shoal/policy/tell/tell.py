@@ -54,7 +54,7 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
         ),
         wake_after=facts.timers.next_seconds,
         nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions)
-        - Counter(pool for pool, _ in decided.in_vain),
+        - Counter(pool for pool, _ in facts.in_vain),
         looked_at=decided.looked_at(facts),
     )
 

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from shoal.api.amounts import quantity
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.planning_status import PlanStatus
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
@@ -79,7 +80,8 @@ def fleet_job(
         snapshot_every=spec.parameter_servers.snapshot.every_seconds,
         running=running(job),
         planned=_planned(job),
-        kept_to=_kept_to(job),
+        kept_to=_plan(job).kept_to or {},
+        in_vain=_in_vain(job),
         asked=asked(job, now),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else objective.max_cost - spent,
@@ -109,7 +111,7 @@ def _planned(job: TrainingJob) -> Mapping[str, int]:
     These have a node, or wait for one where they are: nobody makes them anew elsewhere.
     """
     if job.spec.elasticity.mode == "Auto":
-        return job.status.plan.pools if job.status.plan is not None else {}
+        return _plan(job).pools
     return job.status.worker_nodes
 
 
@@ -134,7 +136,8 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
         keeps=_keeps(job),
         running=running(job),
         planned=_planned(job),
-        kept_to=_kept_to(job),
+        kept_to=_plan(job).kept_to or {},
+        in_vain=_in_vain(job),
         asked=asked(job),
         fault=fault,
     )
@@ -198,9 +201,17 @@ def _cpu_limit(job: TrainingJob) -> float:
     return quantity(limits.get("cpu", 0))
 
 
-def _kept_to(job: TrainingJob) -> Mapping[str, int]:
-    """Nodes that the job is kept to while its pods cannot be made."""
-    return job.status.plan.kept_to or {} if job.status.plan is not None else {}
+def _plan(job: TrainingJob) -> PlanStatus:
+    return job.status.plan or PlanStatus()
+
+
+def _in_vain(job: TrainingJob) -> Mapping[str, int]:
+    """Workers by pool that it has no nodes for: a queue may hold back those of a plan, too, that have no pods yet."""
+    plan = _plan(job)
+    found = Counter(plan.in_vain or {})
+    if job.spec.run_policy.scheduling_policy.queue and job.spec.elasticity.mode == "Auto":
+        found += plan.may_have_pods(plan.pools) - job.status.worker_nodes
+    return found
 
 
 def _pace_before(job: TrainingJob) -> Pace | None:

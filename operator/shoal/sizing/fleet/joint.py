@@ -154,7 +154,7 @@ def _used(plans: Sequence[Solved]) -> Counter[str]:
     """Nodes by pool."""
     used = Counter[str]()
     for each in plans:
-        used.update(each.answer.counts)
+        used.update(each.job.holds(each.answer.counts))
     return used
 
 

@@ -167,8 +167,10 @@ def _within_reach(plans: Sequence[Solved], limits: Mapping[str, int]) -> list[So
     ]
     ends = reached(moves, limits)
     return [
-        each if each.job.is_held or +has == +Counter(each.answer.counts) else _stopped(each, has)
-        for each, has in zip(plans, ends, strict=True)
+        each
+        if each.job.is_held or +has == +Counter(move.then)
+        else _stopped(each, has + Counter(each.job.in_vain))
+        for each, move, has in zip(plans, moves, ends, strict=True)
     ]
 
 

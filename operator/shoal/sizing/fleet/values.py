@@ -104,9 +104,9 @@ class FleetJob:
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out or, of a job that follows none, those with a pod, whether
     it has a node or waits for one. While its pods cannot be made, it has the nodes of those that it is `kept_to`, by
-    pool, whatever it plans. In the pools of `asked` it waits for nodes, for so many seconds. `now`: what its workers
-    do; where none can be watched, `pace_before` is what was found last. `silent`: nobody has heard of it for minutes.
-    `fault`: why it cannot be planned, which is the operator's own fault.
+    pool, whatever it plans; and it has none for those that wait `in_vain`. In the pools of `asked` it waits for nodes,
+    for so many seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last.
+    `silent`: nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
     `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; `min_workers` are
     more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in all modes
     but Auto; None: it follows its plan.
@@ -141,6 +141,7 @@ class FleetJob:
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
     kept_to: Mapping[str, int] = field(default_factory=dict)
+    in_vain: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
     deadline_seconds: float | None = None
     budget_left: float | None = None
@@ -156,7 +157,15 @@ class FleetJob:
         """What others leave to the job, if it is to run these workers."""
         if self.keeps is not None:
             counts = self._stays(self.kept_to or counts, self.keeps)
-        return {pool: min(count, self.kept_to.get(pool, count)) for pool, count in counts.items()}
+        return {pool: self._has_nodes_of(pool, count) for pool, count in counts.items()}
+
+    def _has_nodes_of(self, pool: str, count: int) -> int:
+        """Of how many of so many workers: where they are fewer than now, those in vain end first."""
+        most = self.kept_to.get(pool)
+        now = self.under_way.get(pool, 0)
+        if most is not None:
+            count, now = min(count, most), min(now, most)
+        return max(0, min(count, max(count, now) - self.in_vain.get(pool, 0)))
 
     def _stays(self, counts: Mapping[str, int], workers: int) -> Mapping[str, int]:
         """What it has, and what is lacking of so many workers, where they are advised, or it is kept to more."""

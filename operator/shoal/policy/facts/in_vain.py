@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from shoal.api.amounts import Amounts, fits
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
-from shoal.policy.facts.read import Facts
+
+if TYPE_CHECKING:
+    from shoal.policy.facts.read import Facts
 
 OF_THE_SYSTEM = 1.0
 """Cores of a node that its system may keep for itself."""
@@ -26,14 +29,17 @@ _OTHER_NODES = re.compile(r"(\d+) node\(s\) didn't match (?:Pod's node affinity|
 """In the scheduler's words: a pod asks for more than is left; of how many nodes; and how many are not as it asks."""
 
 
-def in_vain(facts: Facts) -> set[tuple[str, int]]:
+def in_vain(facts: Facts) -> dict[tuple[str, int], Slot]:
     """The workers, with their pools, that have a pod there that no node of it would take, and none that has one."""
-    has, vain, waits = set[tuple[str, int]](), set[tuple[str, int]](), _Waits(facts)
+    has, vain, waits = set[tuple[str, int]](), dict[tuple[str, int], Slot](), _Waits(facts)
     for each in (*facts.sightings["worker"], *facts.at_rest.starting.values()):
         if each.home.pool and each.pod is not None and not each.pod.ended:
-            found = vain if waits.are_in_vain(each.slot, each.pod) else has
-            found.add((each.home.pool, each.place.index))
-    return vain - has
+            worker = each.home.pool, each.place.index
+            if waits.are_in_vain(each.slot, each.pod):
+                vain[worker] = each.slot
+            else:
+                has.add(worker)
+    return {worker: slot for worker, slot in vain.items() if worker not in has}
 
 
 class _Waits:
