@@ -5,7 +5,7 @@ Nothing in both raises for what a user wrote, but a time without a zone: what ca
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -163,14 +163,20 @@ def running(job: TrainingJob) -> dict[str, int]:
 
 
 def asked(job: TrainingJob, now: datetime | None = None) -> dict[str, float]:
-    """Pools of which a worker of the job has no node yet, and for how many seconds the first of them waits for it."""
-    waits = dict[str, float]()
+    """Pools of which a worker of the job has no node yet, and for how many seconds the first of them waits for it.
+
+    None waits for a node that is in a queue, or waits in vain: how many these are is known, and they wait longest.
+    """
+    waits, vain = defaultdict[str, list[float]](list), Counter(_plan(job).in_vain or {})
     for slot in job.status.slots:
         asks = slot.role == "worker" and slot.pool and not slot.node and not slot.cause
-        if asks and slot.state in {"Planned", "Starting"}:
+        if asks and slot.queued:
+            vain[slot.pool] -= 1
+        elif asks and slot.state in {"Planned", "Starting"}:
             since = (now - slot.created_at).total_seconds() if now and slot.created_at else 0.0
-            waits[slot.pool] = max(waits.get(slot.pool, 0.0), since)
-    return waits
+            waits[slot.pool].append(since)
+    left = {pool: sorted(found, reverse=True)[max(0, vain[pool]) :] for pool, found in waits.items()}
+    return {pool: found[0] for pool, found in left.items() if found}
 
 
 def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile | None) -> Model | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,30 @@ def test_others_are_left_the_nodes_of_workers_whose_pods_a_queue_may_hold_back(
     )
     found = fleet_job(queued, None, NOW)
     assert found.holds(found.under_way) == nodes
+
+
+def waits(hours: float, **slot: Any) -> dict[str, Any]:
+    made = (NOW - timedelta(hours=hours)).isoformat()
+    return {"role": "worker", "state": "Starting", "pool": "spot", "createdAt": made, **slot}
+
+
+@pytest.mark.parametrize(
+    ("slots", "in_vain", "asked"),
+    [
+        ([waits(1)], 0, {"spot": 3600.0}),
+        ([waits(1, queued=True)], 1, {}),
+        ([waits(1)], 1, {}),
+        ([waits(1), waits(0.5)], 1, {"spot": 1800.0}),
+        ([waits(1), waits(0.5, queued=True)], 1, {"spot": 3600.0}),
+    ],
+    ids=["for a node", "in a queue", "in vain", "one of two in vain", "one of two in a queue"],
+)
+def test_pool_is_not_out_of_stock_for_a_worker_that_waits_for_no_node_of_it(
+    slots: list[dict[str, Any]], in_vain: int, asked: dict[str, float]
+) -> None:
+    """A pod that a queue held back for an hour had dear nodes bought in place of a pool that has all it wants."""
+    status = {
+        "slots": [{**each, "index": n} for n, each in enumerate(slots)],
+        "plan": {"inVain": {"spot": in_vain}},
+    }
+    assert fleet_job(training_job(status=status), None, NOW).asked == asked
