@@ -12,10 +12,12 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.actions import CreatePod
+from shoal.policy.decide.workers import MIN_UNSCHEDULED
 from shoal.policy.plan import plan
 from tests.unit.policy.pools import Pools, pool
 
 GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 
 
 class Queued(Pools):
@@ -113,9 +115,47 @@ def test_status_of_an_older_operator_that_counted_queued_workers_among_the_refus
     assert "keptTo" not in world.status["plan"]
 
 
+@pytest.mark.parametrize("gated", [(), (3,)])
+def test_workers_move_one_after_the_other_though_one_waits_in_a_queue(gated: tuple[int, ...]) -> None:
+    """With a `maxSurge` of 0 one that is to move ends while all others work; the queued one never did."""
+    world = Queued(
+        pool("a"), pool("b"), gated=gated, nodes={"a": 4, "b": 4}, replicas=4, maxReplicas=4, maxSurge=0
+    )
+    world.propose({"a": 4})
+    world.settle()
+    world.propose({"b": 4}, urgent=True)
+    for _ in range(60):
+        world.reconcile()
+        world.tick()
+    assert world.by_pool() == {"b": 4 - len(gated)}
+
+
 def test_on_demand_base_is_not_sought_elsewhere_for_workers_that_a_queue_holds_back() -> None:
     world = Queued(pool("a"), pool("od", "OnDemand"), gated=[0, 1], mode="Manual", nodes={"a": 4, "od-a": 4},
                    replicas=4, maxReplicas=4, onDemandBase=2)  # fmt: skip
     world.settle()
     homes = [slot["pool"] for slot in world.slots if slot["role"] == "worker"]
     assert sorted(homes) == ["a", "a", "od", "od"]
+
+
+def test_preempted_workers_that_a_queue_holds_back_take_no_turn_of_those_that_wait_for_a_node() -> None:
+    """Only so many wait for nodes that a higher priority took; who waits in vain has no part in that."""
+    many = 2 * MIN_UNSCHEDULED
+    world = Queued(
+        pool("a", limit=many), gated=(), nodes={"a": many}, replicas=many, maxReplicas=many, mode="Manual"
+    )
+    world.settle()
+    assert world.by_pool() == {"a": many}
+    world.gated = set(range(MIN_UNSCHEDULED))
+    for name in [name for name in world.pods if "-worker-" in name]:
+        world.taken.add(name)
+        world.end(name, 143)
+        world.pods[name]["status"]["conditions"].append(PREEMPTED)
+    world.nodes = {name: node for name, node in world.nodes.items() if not name.startswith("a-")}
+    for _ in range(10):
+        world.reconcile()
+        world.tick(30)
+    waiting = [
+        name for name, pod in world.pods.items() if "-worker-" in name and pod["status"]["phase"] == "Pending"
+    ]
+    assert len(waiting) == many

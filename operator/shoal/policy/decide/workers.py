@@ -6,7 +6,8 @@ priority took the nodes, only a bounded number of replacements waits for them, s
 autoscaler is flooded; what was lost otherwise is asked for at once, as when the job began.
 
 With a `maxSurge` of 0, as where a quota has no room for one pod more, a worker that is to move ends before its
-successor is made: one at a time, while all others work, and not for a pool that is known to have no nodes.
+successor is made: one at a time, while all others work that do not wait in vain, and not for a pool that is known to
+have no nodes.
 
 A pod of a pool that is full waits until the worker that is to leave it has left.
 
@@ -77,7 +78,8 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     slots = (group[-1].slot for group in workers.values() if group[-1].active)
     starting = (each.slot for each in facts.at_rest.starting.values())
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        slot.replaces and not slot.node for slot in (*slots, *starting)
+        slot.replaces and not slot.node and (slot.pool, slot.index) not in facts.in_vain
+        for slot in (*slots, *starting)
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     rooms = _Rooms(workers, facts.at_rest, wanted, timers, leaving)
@@ -107,7 +109,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             surge_left -= index in needs_surge
             unscheduled_left -= replaces
             new_left -= not replaces
-    others = wanted.workers - facts.at_rest.running.keys()
+    others = wanted.workers - facts.at_rest.running.keys() - {index for _, index in facts.in_vain}
     if not surge and all(any(each.works for each in workers.get(index, ())) for index in others):
         may = (
             index for index in vacant if rooms.has_one(index) and creator.next_place(index, workers[index])
