@@ -263,6 +263,39 @@ def test_what_a_job_is_kept_to_is_without_its_queued_worker_once(elsewhere: int)
         assert world.status["plan"]["inVain"] == {"a": 1}
 
 
+@pytest.mark.parametrize("zone", ["Any", "Same"])
+@pytest.mark.parametrize("how", [LABELS, VOLUME], ids=["labels", "volume"])
+def test_server_that_moves_makes_no_worker_in_vain_one_that_waits_for_a_node(zone: str, how: Any) -> None:
+    """Near it, they were taken to wait anew: their nodes were bought at each loss of the server."""
+    world = Waiting("Manual", zonePolicy=zone)
+    world.tick(301)
+    world.said(how)
+    assert world.holds() == {"a": 2}
+    (server,) = (name for name in world.pods if "-ps-" in name)
+    node = world.pods[server]["spec"]["nodeName"]
+    world.kill_node(node)
+    world.vanish(server)
+    del world.nodes[node]
+    world.nodes["safe-9"] = build.node_manifest("safe-9", spot=False)
+    for _ in range(5):
+        world.reconcile()
+        assert world.holds() == {"a": 2}
+        world.tick(10)
+    assert any("-ps-" in name for name in world.pods.keys() - {server})
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+@pytest.mark.parametrize(("seconds", "has"), [(10, 4), (301, 2)])
+def test_job_has_no_node_for_a_worker_that_no_scheduler_looks_at(seconds: int, has: int, mode: str) -> None:
+    world = Waiting(mode)
+    for name, pod in world.pods.items():
+        if "-worker-" in name and not pod["spec"].get("nodeName"):
+            pod["spec"]["schedulerName"] = "volcano"
+            pod["status"]["conditions"] = []
+    world.tick(seconds)
+    assert world.holds() == {"a": has}
+
+
 def test_job_that_nothing_is_advised_yet_has_no_node_for_a_worker_that_a_queue_holds_back() -> None:
     """Where there was no plan, nothing said so; nor is that alone a plan."""
     world = Waiting("Advise")

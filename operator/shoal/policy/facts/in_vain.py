@@ -1,8 +1,8 @@
 """Workers whose pods are there and get no node of their pool, however many more of these came: they wait in vain.
 
-A pod that a queue holds back, that misses its volume, or that asks for other labels than its pool's nodes have, or
-more: one more of these would stay empty, and whoever may create jobs would buy a shared pool up to its limit. One that
-waits for a node to come does not wait in vain.
+A pod that a queue holds back, that misses its volume, that no scheduler looks at, or that asks for other labels than
+its pool's nodes have, or more: one more of these would stay empty, and whoever may create jobs would buy a shared pool
+up to its limit. One that waits for a node to come does not wait in vain.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ class _Waits:
         if pod.queued:
             return True
         facts, volume, large = self._facts, pod.misses_volume, _LACKS in pod.unschedulable_words
-        if not (volume or large or asks_for_others(pod)) or (not volume and facts.near_since is None):
+        unseen = pod.condition("PodScheduled") is None  # no scheduler looks at it
+        if not (volume or large or unseen or asks_for_others(pod)):
             return False
-        if facts.timers.pending(facts.asked_since(slot, slot.created_at or facts.now) + PATIENCE):
+        # A server that is lost meanwhile is no reason to wait anew: the scheduler looks at labels and room first.
+        if facts.timers.pending((slot.created_at or facts.now) + PATIENCE):
             return False
         if volume:
             return True
