@@ -79,7 +79,7 @@ class PoolReconciler:
             events = _events(pool, status)
             stored = await self._writer.write(pool, status)
             if stored is None:
-                return 1.0
+                return 1.0 if self._writer.can_write(pool) else EVERY_SECONDS
             self._recorder.record(stored, events)
             if any(each.reason != RECOMMENDED for each in events):  # that follows from plans
                 self._on_change()

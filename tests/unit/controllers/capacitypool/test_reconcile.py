@@ -558,6 +558,17 @@ async def test_pool_is_looked_at_seldom_though_much_changes() -> None:
 
 
 @pytest.mark.looptime
+async def test_pool_that_cannot_be_parsed_is_looked_at_no_more_often_than_others() -> None:
+    """Nothing can be written to it: that was tried every second, for ever."""
+    fleet = Fleet()
+    fleet.state.pools.leave_unread("spot", 10**6)
+    async with fleet.working():
+        fleet.plan(3)
+        await asyncio.sleep(600)
+        assert len(fleet.looks) <= 600 / EVERY_SECONDS + 3
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize("older", [False, True])
 async def test_a_pool_that_shares_nodes_stays_told_beside_a_crd_that_does_not_keep_whose(
     older: bool, monkeypatch: pytest.MonkeyPatch
