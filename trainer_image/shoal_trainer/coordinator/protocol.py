@@ -38,6 +38,8 @@ MAX_FILES = 65536
 MAX_LEFT_OUT = 100
 MOST_SECONDS = 1e9
 MAX_SPANS = 1 << 20
+MAX_ENTRIES = 4 * MAX_JOURNAL
+"""A full journal, as much that is kept while a snapshot is written, and the pushes under way."""
 PROBE_ERROR = 1e-3
 """Of the largest probe: another sample differs by more, and another machine's rounding by less."""
 
@@ -368,7 +370,7 @@ class Pushes(Message):
 
     spans: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     begun: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
-    entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_JOURNAL)
+    entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_ENTRIES)
 
 
 class RollBackShard(Message):

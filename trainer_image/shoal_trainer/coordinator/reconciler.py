@@ -40,13 +40,12 @@ def pushes_of(shard: ShardStore, wanted: Sequence[Span]) -> Pushes:
     with shard.lock:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
-        contents, begun = Contents(wanted), shard.history.begun()
-        entries = shard.history.journal.entries_of(contents) if contents else ()
-        return Pushes(
-            spans=shard.history.contents.spans(),
-            begun=_spans(begun),
-            entries=(*entries, *(entry for push in begun for entry in _entries(push, contents))),
-        )
+        spans, begun = shard.history.contents.spans(), shard.history.begun()
+        recorded = shard.history.journal.recorded() if wanted else ()
+    asked = Contents(wanted)  # looked up without the lock: a full journal takes a while
+    entries = (entry for entry in recorded if (entry.slot, entry.incarnation, entry.seq) in asked)
+    under_way = (entry for push in begun for entry in _entries(push, asked))
+    return Pushes(spans=spans, begun=_spans(begun), entries=(*entries, *under_way))
 
 
 def _spans(begun: Iterable[BegunPush]) -> tuple[Span, ...]:

@@ -21,7 +21,8 @@ NEARLY_FULL = MAX_JOURNAL * 3 // 4
 class PushJournal:
     """Entries in order of versions. Beyond `MAX_JOURNAL` the oldest are dropped: the workers' copies are refused then.
 
-    A journal that is `nearly_full` needs a snapshot before that.
+    A journal that is `nearly_full` needs a snapshot before that. What a copy for a snapshot had is kept while that is
+    written: the shards are copied one after the other, and must tell what the pushes cover in which they differ.
     """
 
     def __init__(self, floor: int = 0) -> None:
@@ -31,6 +32,10 @@ class PushJournal:
         self._parts: dict[tuple[int, int], int] = {}
         """Versions of written snapshot parts, by (epoch of shard 0, snapshot number)."""
         self._entries: deque[Entry] = deque()
+        self._copied = floor
+        """The version of the newest copy for a snapshot."""
+        self._kept: deque[Entry] = deque()
+        """What was dropped since of what that copy had: at most a journal."""
 
     def add(self, version: int, push: Push, meta: PushMeta) -> None:
         """Record the push that made `version`."""
@@ -44,7 +49,8 @@ class PushJournal:
                 "workers' copies of the parameters could not replace this shard's", MAX_JOURNAL, self.snapshot,
             )  # fmt: skip
         while len(self._entries) > MAX_JOURNAL:
-            self._drop(self._entries[0].version)
+            dropped = self._drop(self._entries[0].version)
+            self._kept.extend(entry for entry in dropped if entry.version <= self._copied)
 
     @property
     def nearly_full(self) -> bool:
@@ -57,14 +63,21 @@ class PushJournal:
         newer = list(takewhile(lambda entry: entry.version > version, reversed(self._entries)))
         return Journal(self._floor, tuple(reversed(newer)))
 
-    def entries_of(self, pushes: Contents) -> tuple[Entry, ...]:
-        """The recorded entries of these pushes."""
-        return tuple(e for e in self._entries if (e.slot, e.incarnation, e.seq) in pushes)
+    def recorded(self) -> tuple[Entry, ...]:
+        """All entries, with those that are kept for a snapshot."""
+        return (*self._kept, *self._entries)
+
+    def copied(self, version: int) -> None:
+        """The shard was copied for a snapshot at this version, with which it is compared when all are written."""
+        self._copied = version
+        self._kept.clear()
 
     def published(self, version: int) -> None:
         """Drop the entries up to the version of a published snapshot."""
         self.snapshot = max(self.snapshot, version)
         self._drop(version)
+        while self._kept and self._kept[0].version <= version:
+            self._kept.popleft()
 
     def part_written(self, part: tuple[int, int], version: int) -> None:
         """Record the version of a part of snapshot (epoch of shard 0, number), which may be published later."""
@@ -97,7 +110,9 @@ class PushJournal:
         self._drop(later.floor)
         self._entries.extend(entry for entry in later.entries if entry.version > known)
 
-    def _drop(self, version: int) -> None:
+    def _drop(self, version: int) -> list[Entry]:
         self._floor = max(self._floor, version)
+        dropped = []
         while self._entries and self._entries[0].version <= version:
-            self._entries.popleft()
+            dropped.append(self._entries.popleft())
+        return dropped

@@ -183,6 +183,7 @@ class Copying(_OnShard, Request[ShardCopy]):
         """See `Request`."""
         self._also()
         shard, model, history = self.shard, self.model, self.shard.history
+        history.journal.copied(history.version)
         # Of a push that began behind the copy nothing was copied, and its optimizer step is not in it either.
         behind = (push.weighed for push, first in self.walk.missing.items() if not first)
         steps = sum(weighed is not None and weighed.update is not None for weighed in behind)

@@ -13,10 +13,11 @@ from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps import journal
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import MAX_JOURNAL, Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.remote_shard import RemoteShard
 from tests.unit.trainer.ps.shards import push_to
 
@@ -223,6 +224,32 @@ def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     with pytest.raises(Unreachable, match="was lost"):
         bench.reconciler.manifest_part(parts)
     assert bench.reconciler.manifest_part(parts)["pushes"] == []
+
+
+def test_journals_that_overflow_while_the_parts_are_written_do_not_delay_a_snapshot(monkeypatch):
+    """The shards are copied one after the other: what was pushed between is looked up when all are written."""
+    monkeypatch.setattr(journal, "MAX_JOURNAL", 8)
+    bench = Bench()
+    bench.push(1, 0, 1)
+    copies = [bench.shards[0].copy()]
+    bench.push(2, 0, 1)
+    bench.push(3, 0, 1)
+    copies.append(bench.shards[1].copy())
+    for seq in range(4, 30):
+        bench.push(seq, 0, 1)
+    pushes = bench.reconciler.manifest_part(copies)["pushes"]
+    assert pushes == [[0, 0, seq, [Progress(0, -1, 2 * seq, 2 * seq + 2)]] for seq in (2, 3)]
+
+
+def test_full_journal_is_compared_while_a_push_is_under_way():
+    """The other shard has returned from its snapshot, because the journals are full."""
+    bench = Bench(large=0, piece=4)
+    shard = bench.shards[1]
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, 8, 10),))
+    for seq in range(1, MAX_JOURNAL + 1):
+        shard.history.record((0, 0), seq, meta)
+    shard.pushing(0, 0, MAX_JOURNAL + 1, 0, meta, delta=True).step(aligned(4))
+    assert not bench.reconciler.compare()
 
 
 def test_unreachable_shard_leaves_the_count_unchanged():

@@ -144,3 +144,30 @@ def test_journal_that_overflows_is_told_once_and_ends_with_the_next_snapshot(
     assert accepted()
     assert calls == [6, 17]
     assert len(caplog.records) == 1
+
+
+def test_what_a_copy_for_a_snapshot_had_is_kept_until_that_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_JOURNAL", 4)
+    journal = PushJournal()
+
+    def add(versions: range) -> None:
+        for version in versions:
+            journal.add(version, (0, 0, version), PushMeta(samples=1))
+
+    def recorded() -> list[int]:
+        return [entry.version for entry in journal.recorded()]
+
+    add(range(1, 7))
+    journal.copied(6)
+    add(range(7, 21))
+    assert recorded() == [3, 4, 5, 6, 17, 18, 19, 20]
+    assert [entry.version for entry in journal.since(-1).entries] == [17, 18, 19, 20]
+    journal.published(6)
+    assert recorded() == [17, 18, 19, 20]
+    journal.copied(20)
+    add(range(21, 23))
+    journal.copied(22)  # that of version 20 was not written
+    add(range(23, 24))
+    assert recorded() == [19, 20, 21, 22, 23]
