@@ -1,6 +1,7 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.artefacts import MANIFEST
 from shoal_trainer.coordinator.control_client import ControlClient
 from shoal_trainer.coordinator.protocol import DataSpec, Done, Heartbeat, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
@@ -156,6 +158,80 @@ def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
     assert server.service.coordinator.finished == message
     with pytest.raises(Overtaken, match="does not hold"):
         server.service.upload(0, 0, token, "model.keras", iter([b"another"]))
+
+
+def while_the_manifest_is_put(monkeypatch, happens):
+    """The storage takes its time with `model/manifest.json`, and `happens` meanwhile."""
+    create = LocalStorage.create
+
+    def slow(storage, name, data):
+        if name == MANIFEST:
+            happens()
+        return create(storage, name, data)
+
+    monkeypatch.setattr(LocalStorage, "create", slow)
+
+
+def falls_silent(server):
+    coordinator = server.service.coordinator
+    coordinator.departures.fence(coordinator.members.get((0, 0)), "silent for too long")
+
+
+def test_job_ends_with_its_model_though_the_exporter_fell_silent_as_it_was_published(server, monkeypatch):
+    """No other worker may be there, to find out with its own export."""
+    token, done = exported(server)
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    while_the_manifest_is_put(monkeypatch, lambda: falls_silent(server))
+    with pytest.raises(Fenced):
+        server.service.task_done(done)
+    assert server.service.coordinator.finished == server.service.artefacts.published()
+
+
+def test_no_file_is_replaced_while_a_manifest_that_names_it_is_put(server, monkeypatch):
+    token, done = exported(server)
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+
+    def another_exports():
+        falls_silent(server)
+        theirs = next_work(server.service.coordinator, 1, 0)
+        assert theirs.task == "export"
+        with pytest.raises(Unreachable, match="being published"):
+            server.service.upload(1, 0, theirs.token, "model.keras", iter([b"another"]))
+
+    while_the_manifest_is_put(monkeypatch, another_exports)
+    with pytest.raises(Fenced):
+        server.service.task_done(done)
+    assert server.service.artefacts._storage.read("model/model.keras") == b"a model"
+    assert server.service.coordinator.finished is not None
+
+
+@pytest.mark.parametrize("files", [("model.keras",), ("model.keras", "weights.h5")])
+def test_manifest_that_arrives_late_is_not_that_of_the_next_export(server, monkeypatch, files):
+    token, _ = exported(server)
+    for name in files:
+        server.service.upload(0, 0, token, name, iter([b"a model"]))
+    server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    under_way = []
+
+    def times_out(_storage, _name, data):
+        under_way.append(data)
+        raise Unreachable("timed out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", times_out)
+        with pytest.raises(Unreachable, match="timed out"):
+            server.service.task_done(TaskDone(slot=0, incarnation=0, token=token, files=files))
+    falls_silent(server)
+    theirs = next_work(server.service.coordinator, 1, 0).token
+    storage = server.service.artefacts._storage
+    for name in files:
+        server.service.upload(1, 0, theirs, name, iter([b"another"]))
+        storage.create(MANIFEST, under_way[0])  # it arrives after the first file
+    server.service.task_done(TaskDone(slot=1, incarnation=0, token=theirs, files=files))
+    assert server.service.coordinator.finished is not None
+    for file in json.loads(storage.read(MANIFEST))["files"]:
+        assert file["sha256"] == hashlib.sha256(storage.read(f"model/{file['name']}")).hexdigest()
 
 
 def test_upload_of_a_replaced_worker_overwrites_nothing(server):

@@ -69,6 +69,7 @@ class Artefacts:
         self._storage = storage
         self._run, self._made_by = run, made_by
         self._lock = threading.Condition()
+        self._publishing = threading.Lock()
         self._writing: set[tuple[tuple[int, ...], str]] = set()
         self._newest: dict[tuple[Worker, str], int] = {}
         """Of each worker and file that is sent later: the number of the newest copy that it began to send."""
@@ -156,11 +157,22 @@ class Artefacts:
         if missing:
             raise ProtocolError(f"{missing[0]} was not uploaded")
 
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """The model is published, by the holder of the export: no file of a later export replaces one of it.
+
+        The storage may take its time, and the export may be another's by then. `Unreachable` if it is under way.
+        """
+        self._check_not_publishing()
+        with self._publishing:
+            yield
+
     def publish_model(self, token: tuple[int, int], outcome: TerminationMessage) -> TerminationMessage:
         """Publish the model; returns the message with its digest, or that of an export that was published before.
 
-        Call `Claim.check` first: an unreadable manifest is replaced. `Fenced` if the model is another run's,
-        `Overtaken` if files of a newer export have arrived.
+        Call `Claim.check` first: an unreadable manifest is replaced, and one that names other files than these: its put
+        was given up, and has arrived late. `Fenced` if the model is another run's, `Overtaken` if files of a newer
+        export have arrived.
         """
         with self._lock:
             if token < self._token:
@@ -177,18 +189,30 @@ class Artefacts:
         if self._storage.create(MANIFEST, content):
             return outcome
         existing = self._read()
-        if existing is None:
-            log.warning("replacing the unreadable %s", MANIFEST)
-            self._storage.write(MANIFEST, [content])
-            return outcome
-        if existing.run != self._run:
+        if existing is not None and existing.run != self._run:
             raise Fenced("another parameter server published the model")
-        return existing.outcome
+        if existing is not None and existing.files == files:
+            return existing.outcome
+        log.warning("replacing the %s %s", "unreadable" if existing is None else "outdated", MANIFEST)
+        self._storage.write(MANIFEST, [content])
+        return outcome
 
     def published(self) -> TerminationMessage | None:
-        """The termination message of a job whose model is published; None if it is not, or its manifest unreadable."""
+        """The termination message of a job whose model is published; None if it is not, or its manifest unreadable.
+
+        Nor is one whose files an export has begun to replace. `Unreachable` while a model is published.
+        """
+        self._check_not_publishing()
         existing = self._read()
-        return existing.outcome if existing is not None and existing.run == self._run else None
+        if existing is None or existing.run != self._run:
+            return None
+        with self._lock:
+            replaced = any(self._files.get(file.name, file) != file for file in existing.files)
+        return None if replaced else existing.outcome
+
+    def _check_not_publishing(self) -> None:
+        if self._publishing.locked():
+            raise Unreachable("the model is being published")
 
     def _read(self) -> ModelManifest | None:
         try:

@@ -133,17 +133,15 @@ class CoordinatorService:
         self.artefacts.check(request.token, request.files)
         if task.kind == "export":
             self._reconciler.settle()
-            with self._as_server_error():
+            with self._as_server_error(), self.artefacts.publishing():
                 self._claim.check()
                 if coordinator.held_task(request.worker, request.token) is None:
                     raise Overtaken("this worker no longer holds this task")
                 message = self.artefacts.publish_model(
                     request.token, report.succeeded(coordinator, request.message)
                 )
-            coordinator.task_done(request)
-            coordinator.end(message)
-        else:
-            coordinator.task_done(request)
+            coordinator.end(message)  # even if this worker was replaced meanwhile
+        coordinator.task_done(request)
 
     def upload(
         self, slot: int, incarnation: int, token: tuple[int, int], name: str, chunks: Iterator[bytes]
