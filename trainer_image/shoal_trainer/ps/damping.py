@@ -13,8 +13,9 @@ connected:
 - it is divided by (pace / free)**p if that is more, from a pace that is `free` on, and for a gradient that is staler
   than normal by staleness / pace as well. The velocity tells where gradients will be applied: without one, free is
   less, and 1 for SGD without momentum and for the differences that a worker's SGD makes;
-- a gradient that is longer than usual is shortened to the usual length (`usual_length`). Where asynchrony begins to
-  oscillate, gradients grow; this stops it at any learning rate that one worker takes.
+- a gradient that is longer than usual is shortened to the usual length (`usual_length`), and one whose squares are too
+  large for fp32 to nothing. Where asynchrony begins to oscillate, gradients grow; this stops it at any learning rate
+  that one worker takes.
 
 A gradient of the worker itself that was in flight does not count: the worker has added it to its parameters. With one
 worker nothing is changed, and with two that wait for their answers only long gradients, and none with Adam, which
@@ -76,15 +77,15 @@ class Damping:
         return float(max(together, pace / self.free) ** -self.exponent)
 
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
-        """How to apply a gradient of Euclidean length `length` (nan: unknown)."""
+        """How to apply a gradient of Euclidean length `length` (nan: unknown; inf: its square is none in fp32)."""
         # One worker that was paused, or met a restarted server, says nothing of the others.
         follows = min(staleness, STALENESS_GROWTH * self.pace(live_workers))
         before = follows if self._staleness is None else self._staleness
         self._staleness = before + SMOOTHING * (follows - before)
         pace = self.pace(live_workers)
         factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
-        if math.isfinite(length) and length > 0:
-            usual = self.length.meets(length)
+        if length > 0:
+            usual = self.length.meets(length) if math.isfinite(length) else 0.0
             if pace > 1 or (live_workers > 1 and not self.divides):
                 factor *= min(1.0, usual / length)
         return Damped(factor, pace)

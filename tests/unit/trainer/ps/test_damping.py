@@ -56,11 +56,21 @@ def test_long_gradient_is_shortened_to_the_usual_length() -> None:
         assert damping.apply(3, 4, 2.0).factor == 1
     assert damping.apply(3, 4, 8.0).factor == pytest.approx(0.25)
     assert damping.apply(3, 4, math.nan).factor == 1
-    assert damping.apply(3, 4, math.inf).factor == 1
     assert damping.apply(3, 4, 8.0).factor == pytest.approx(2 * GROWTH / 8)
     for _ in range(1000):
         last = damping.apply(3, 4, 8.0).factor
     assert last == pytest.approx(1, rel=1e-3)  # what stays is usual
+
+
+def test_gradient_whose_length_is_beyond_fp32_does_nothing_and_is_not_learned_from() -> None:
+    """Its values are finite, so nothing else keeps it out: 1e20 where a file has no value."""
+    damping = Damping(0.0)
+    for _ in range(20):
+        assert damping.apply(3, 4, math.inf).factor == 0
+    assert damping.apply(3, 4, 2.0).factor == 1
+    assert damping.apply(3, 4, math.inf).factor == 0
+    assert damping.apply(3, 4, 2.0).factor == 1
+    assert Damping(0.0).apply(0, 1, math.inf).factor == 1  # one worker trains as Keras
 
 
 @pytest.mark.parametrize(("free", "expected"), [(1.0, 0.25), (4.0, 0.5)])
