@@ -6,6 +6,7 @@ worker's numbers are consecutive and stored as intervals, so the set stays small
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shoal_trainer.ps.positions import Positions
@@ -59,6 +60,24 @@ class Contents:
         numbers = self._existing(worker)
         return 0 if numbers is None or not numbers.total else numbers.intervals()[-1][1] - 1
 
+    def passed(self, worker: Worker) -> int:
+        """No push of a worker up to this sequence number can be added any more: a later one was, or a replacement's."""
+        slot, incarnation = worker
+        replaced = max(self._slots.get(slot, ()), default=-1) > incarnation
+        return sys.maxsize if replaced else self.last(worker)
+
+    def without(self, other: Contents) -> Contents:
+        """Those that are not in the other set."""
+        return Contents(
+            (slot, incarnation, *gap)
+            for slot, incarnation, start, stop in self.spans()
+            for gap in other.gaps((slot, incarnation), start, stop)
+        )
+
+    def within(self, other: Contents) -> Contents:
+        """Those that are in the other set as well."""
+        return self.without(self.without(other))
+
     def newest(self) -> dict[int, int]:
         """The highest incarnation of each slot."""
         return {slot: max(incarnations) for slot, incarnations in self._slots.items()}
@@ -108,6 +127,14 @@ def forgotten(shards: Sequence[Contents], pushes: Iterable[Push]) -> set[Push]:
 def arriving(shards: Sequence[Contents], push: Push) -> bool:
     """Whether a push may still arrive at the shards that lack it: they have no later push of its worker."""
     return all(push[2] > contents.last(push[:2]) for contents in shards if push not in contents)
+
+
+def settled(shards: Sequence[Contents], pushes: Contents) -> Contents:
+    """Those of the pushes that arrive at no shard any more."""
+    return Contents(
+        (slot, incarnation, start, min(stop, 1 + min(one.passed((slot, incarnation)) for one in shards)))
+        for slot, incarnation, start, stop in pushes.spans()
+    )
 
 
 def _kept(shards: Sequence[Contents]) -> Callable[[int, int], bool]:

@@ -104,6 +104,62 @@ def test_partial_samples_survive_resharding(held, cuts):
         partial = begun
 
 
+def lost(push):
+    """The journal's entry of a push that covers one sample of its own."""
+    slot, incarnation, seq = push
+    return Entry(1, *push, 1, slot, incarnation, seq, seq + 1)
+
+
+def samples(marks):
+    return sorted((e, f, at) for e, f, start, stop in marks for at in range(start, stop))
+
+
+@given(st.lists(st.sets(pushes), min_size=2, max_size=3), st.lists(st.tuples(st.integers(0, 2), pushes)))
+def test_what_is_kept_as_ranges_counts_as_before(held, arrive):
+    """Against one that keeps each push: what arrives after a snapshot, and snapshots of what has arrived."""
+    found, each, ranges = [contents(one) for one in held], Partial(), Partial()
+    for shard, push in [(0, None), *arrive]:
+        one = found[shard % len(found)]
+        if push is not None and push[2] > one.passed(push[:2]):
+            one.add(push)
+        for partial in (each, ranges):
+            partial.learn(map(lost, uneven(found)))
+        now = [Contents(one.spans()) for one in found]
+        saved = json.loads(json.dumps(ranges.dump(now, len(now))))
+        ranges.published(now)
+        loaded = Partial()
+        loaded.load(saved, len(now))
+        present = {(slot, max(one.newest().get(slot, 0) for one in now)) for slot in range(3)}
+        for at_end in (False, True):
+            expected, in_flight = each.count(now, present, at_end=at_end)
+            for partial in (ranges, loaded):
+                marks, also = partial.count(now, present, at_end=at_end)
+                assert (samples(marks), also) == (samples(expected), in_flight)
+
+
+def test_pushes_that_a_shard_has_lost_for_good_become_ranges_with_the_next_snapshot():
+    """Tens of thousands, of each of which nothing is done under the shard's lock from then on."""
+    one, other = Contents([(0, 0, 1, 1000)]), Contents([(0, 0, 1, 10), (0, 0, 900, 1000)])
+    partial = Partial()
+    partial.learn(map(lost, uneven([one, other])))
+    assert len(partial.dump([one, other], 2)["pushes"]) == 890
+    partial.published([one, other])
+    partial.learn(map(lost, uneven([one, other])))  # of one that a part names as begun
+    saved = partial.dump([one, other], 2)
+    assert (saved["pushes"], saved["settled"]) == ([], ((0, 0, 10, 900),))
+    assert saved["forGood"] == [Progress(0, 0, 10, 900)]
+    assert not partial.unknown(uneven([one, other]))
+    assert partial.count([one, other], {(0, 0)}) == ([Progress(0, 0, 10, 900)], False)
+
+
+def test_pushes_of_a_worker_that_was_replaced_become_ranges():
+    shards = [Contents([(0, 0, 1, 20), (0, 1, 1, 2)]), Contents([(0, 0, 1, 10), (0, 1, 1, 2)])]
+    partial = Partial()
+    partial.learn(map(lost, uneven(shards)))
+    partial.published(shards)
+    assert partial.dump(shards, 2)["pushes"] == []
+
+
 class Bench:
     """A coordinator with two shards (or `count`) that starts from `saved`."""
 
