@@ -133,8 +133,15 @@ class Rollback:
         )  # fmt: skip
 
     def _apply(self, manifest: Manifest, copy: ShardCopy) -> int:
-        """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
+        """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`.
+
+        `Unreachable` once the job has ended: its history is of the model that was exported.
+        """
         with self._shard.lock:
+            if (
+                self._coordinator.finished is not None
+            ):  # while its manifest was on its way: who reported asks again
+                raise Unreachable("the job has ended")
             undone = self._shard.history.version - copy.version
             self._shard.roll_back(copy.model_copy(update={"generation": manifest.generation}))
             self._coordinator.rewind(manifest.ledger)
@@ -283,6 +290,8 @@ def amended(
     counters.lost += ledger.done_samples - before
     counters.rollbacks = current.rollbacks + 1
     counters.wasted_steps = wasted_after_rollback(saved, current)
+    # What has happened to workers and servers is no property of the parameters.
+    counters.taken_back, counters.restarted_from_nothing = current.taken_back, current.restarted_from_nothing
     return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
+from shoal_trainer.contract import JobIdentity, Outcome, SnapshotPolicy, StopAfter, TerminationMessage
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator import rollback as rollback_module
 from shoal_trainer.coordinator.coordinator import Coordinator
@@ -511,6 +511,36 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     bench.coordinator.record.ledger.release(lambda _: True)
     bench.coordinator.course.stop("the target is reached again")
     assert next_work(bench.coordinator, 0, 0, 1).kind == "task"
+
+
+def test_job_that_ends_while_the_rollback_is_committed_stays_as_it_ended(bench):
+    """The storage took minutes, and the model was exported meanwhile."""
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(3)
+    lease, publish = bench.lease(), bench.store.publish
+
+    def ends(manifest):
+        bench.coordinator.end(TerminationMessage(outcome=Outcome.SUCCEEDED, message="trained"))
+        return publish(manifest)
+
+    bench.store.publish = ends
+    with pytest.raises(Unreachable, match="has ended"):
+        bench.diverge(lease)
+    bench.diverge(lease)  # it is sent again
+    assert (bench.shard.history.version, bench.shard.history.generation) == (5, 0)
+    assert report.status(bench.coordinator).step == 5
+
+
+def test_what_has_happened_to_workers_and_servers_stays_counted(bench):
+    bench.train(2)
+    bench.snapshotter.take()
+    counters = bench.coordinator.record.counters
+    counters.taken_back, counters.restarted_from_nothing = 3, 1
+    bench.train(1)
+    bench.diverge()
+    status = report.status(bench.coordinator)
+    assert (status.leases_taken_back, status.restarted_from_nothing) == (3, 1)
 
 
 def snapshots_of_three(bench):
