@@ -49,6 +49,10 @@ LOAD_TRIES = 3
 """So often all snapshots that were listed may be removed while they are read."""
 
 
+class _Damaged(SnapshotError):
+    """A file was read to its end, or to what cannot be in it."""
+
+
 class SnapshotStore:
     """The snapshots in `storage`, the folder of one run. Use it from one thread at a time."""
 
@@ -222,7 +226,19 @@ class SnapshotStore:
         return manifest, copy
 
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
-        """Shard `index` of `shards` from a snapshot of any number of shards. `SnapshotError` if a file is damaged."""
+        """Shard `index` of `shards` from a snapshot of any number of shards. `SnapshotError` if a file is damaged.
+
+        That is believed when it was read twice: a job may return to an older snapshot for it, or end.
+        """
+        try:
+            return self._read_shard(manifest, index, shards)
+        except _Damaged as error:
+            log.info("snapshot %d: %s: it is read again", manifest.number, error)
+        return self._read_shard(manifest, index, shards)  # what was read is no longer in memory
+
+    # --- internal -------------------------------------------------------------------------------------------------
+
+    def _read_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
         model = manifest.model
         _check_covers(manifest)
         low, high = bounds(model.size, shards)[index]
@@ -256,8 +272,6 @@ class SnapshotStore:
             agreement=fmean(part.agreement for part in parts),
             usual=_mean(part.usual for part in parts),
         )
-
-    # --- internal -------------------------------------------------------------------------------------------------
 
     def _load(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool]
@@ -337,7 +351,7 @@ class SnapshotStore:
             try:
                 shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)
             except SnapshotError as error:
-                raise SnapshotError(f"{part.file}: {error}") from None
+                raise _Damaged(f"{part.file}: {error}") from None
 
     def _check_files(self, manifest: Manifest) -> None:
         for part in manifest.shards:

@@ -196,6 +196,33 @@ def test_damaged_snapshot_is_skipped_and_logged(
     assert save(local, [shard]).number == bad.number + 1
 
 
+def test_file_that_is_read_wrongly_once_is_not_damaged(
+    local: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit that flips on its way would cost all since the snapshot before, or end the job at a rollback."""
+    (shard,) = shards(1)
+    newest = [save(local, [shard]), save(local, [shard])][-1]
+    opened: list[str] = []
+
+    def flips(_: LocalStorage, name: str) -> io.BytesIO:
+        content = bytearray((tmp_path / name).read_bytes())
+        if "shard-" in name:
+            content[len(content) // 2] ^= not opened
+            opened.append(name)
+        return io.BytesIO(content)
+
+    monkeypatch.setattr(LocalStorage, "open", flips)
+    found = local.load_newest(0, 1)
+    assert found is not None
+    assert found[0] == newest
+    assert len(opened) == 2
+    copy = shard.copy()
+    assert copy is not None
+    assert {name: values.tolist() for name, values in found[1].arrays.items()} == {
+        name: values.tolist() for name, values in copy.arrays.items()
+    }
+
+
 def test_shard_with_a_damaged_part_logs_an_error_and_loads_the_previous_snapshot(
     local: SnapshotStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
