@@ -159,7 +159,7 @@ class Reconciler(Background):
             with self._partial(generation) as known:
                 unknown = known.unknown(differs)
             if unknown:
-                entries = journal(unknown.spans()).entries  # of another shard: not under the lock
+                entries = _asked(journal, unknown.spans()).entries  # of another shard: not under the lock
                 with self._partial(generation) as known:
                     known.learn(entries)
         with self._partial(generation) as known:
@@ -168,6 +168,14 @@ class Reconciler(Background):
     def _compare_again(self) -> None:
         if not self.compare():
             self.stopped.wait(AGAIN_SECONDS)
+
+
+def _asked(journal: Callable[[Sequence[Span]], Pushes], wanted: Sequence[Span]) -> Pushes:
+    """Its answer, for which it is asked twice: without it all parts of a snapshot would be written again."""
+    try:
+        return journal(wanted)
+    except Unreachable:
+        return journal(wanted)
 
 
 def _contents(files: Sequence[ShardFile]) -> list[Contents]:

@@ -297,6 +297,21 @@ def test_journals_that_overflow_while_the_parts_are_written_do_not_delay_a_snaps
     assert pushes == [[0, 0, seq, [Progress(0, -1, 2 * seq, 2 * seq + 2)]] for seq in (2, 3)]
 
 
+def test_one_lost_answer_does_not_throw_the_written_parts_away(monkeypatch):
+    bench, calls = Bench(), []
+    bench.push(1, 1)
+    pushes = bench.other.pushes
+
+    def lost_once(of):
+        calls.append(of)
+        if len(calls) == 1:
+            raise Unreachable("timed out")
+        return pushes(of)
+
+    monkeypatch.setattr(bench.other, "pushes", lost_once)
+    assert bench.reconciler.manifest_part(bench.parts())["pushes"] == [[0, 0, 1, [Progress(0, -1, 2, 4)]]]
+
+
 def test_full_journal_is_compared_while_a_push_is_under_way():
     """The other shard has returned from its snapshot, because the journals are full."""
     bench = Bench(large=0, piece=4)
