@@ -18,7 +18,9 @@ INDEX = f"{GROUP}/index"
 INCARNATION = f"{GROUP}/incarnation"
 TEMPLATE = f"{GROUP}/template"
 PLACEMENT = f"{GROUP}/placement"
-"""What else decided which nodes the pod may run on (`manifests.placement.digest`)."""
+"""What else decided which nodes the pod may run on (`manifests.placement.placement_labels`)."""
+PLATFORM = f"{GROUP}/platform"
+"""What the platform makes of that (`manifests.placement.of_platform`)."""
 AVOIDS_UNTIL = f"{GROUP}/avoids-until"
 """When the last of the nodes that the pod avoids is excluded no longer, in seconds since 1970."""
 SHARDS = f"{GROUP}/shards"
@@ -28,7 +30,20 @@ POOL = f"{GROUP}/pool"
 ON_DEMAND = f"{GROUP}/on-demand"
 """The pod is for an on-demand node because of onDemandBase or fallback."""
 OURS = frozenset(
-    {JOB, JOB_UID, ROLE, INDEX, INCARNATION, TEMPLATE, PLACEMENT, AVOIDS_UNTIL, SHARDS, POOL, ON_DEMAND}
+    {
+        JOB,
+        JOB_UID,
+        ROLE,
+        INDEX,
+        INCARNATION,
+        TEMPLATE,
+        PLACEMENT,
+        PLATFORM,
+        AVOIDS_UNTIL,
+        SHARDS,
+        POOL,
+        ON_DEMAND,
+    }
 )
 """Those that are read of what a job owns."""
 SPEED_PROFILE = f"{GROUP}/speed-profile"

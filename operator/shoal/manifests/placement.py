@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.labels import JOB_UID, ROLE, Place
+from shoal.api.labels import JOB_UID, PLACEMENT, PLATFORM, ROLE, Place
 from shoal.api.roles import Capacity
 from shoal.api.training_job import TrainingJob
 from shoal.manifests.merge import both_terms
@@ -68,21 +68,32 @@ def default_where(job: TrainingJob, place: Place) -> Where:
     return Where(job.spec.workers.capacity, zone=job.spec.workers.zone_policy)
 
 
-def digest(job: TrainingJob, where: Where) -> str:
-    """A digest of all that decides about the nodes of a pod, beside its template and an admission.
+def placement_labels(job: TrainingJob, where: Where, platform: Platform) -> dict[str, str]:
+    """Digests of all that decides about the nodes of a pod, beside its template and an admission, as its labels.
 
-    It is of what people wrote, not of what is made of it: pods that wait are not made anew, and lose their place in a
-    queue, because another version of Shoal makes something else of the same. Nodes to avoid are not in it, since they
-    change often.
+    A pod that waits is made anew when one of them is another. Nodes to avoid are not in them, since they change often.
     """
+    return {PLACEMENT: _digest(_written(job, where)), PLATFORM: _digest(of_platform(where, platform))}
+
+
+def of_platform(where: Where, platform: Platform) -> object:
+    """What a platform makes of `where`: the terms, and the tolerations of spot nodes."""
+    return _node_terms(Where(where.capacity, where.pool), platform), _spot_tolerations(where, platform)
+
+
+def _written(job: TrainingJob, where: Where) -> object:
+    """What people wrote, not what is made of it: another version of Shoal may make something else of the same."""
     nodes: object = where.capacity
     if (pool := where.pool) is not None:
         spec = pool.spec
         tolerations = [each.model_dump(exclude_none=True) for each in spec.tolerations]
         gpus = spec.accelerator.count if spec.accelerator else 0
         nodes = [pool.metadata.name, spec.capacity_type, spec.zone, spec.node_selector, tolerations, gpus]
-    said = [job.spec.run_policy.scheduling_policy.queue, where.zone, nodes]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+    return [job.spec.run_policy.scheduling_policy.queue, where.zone, nodes]
+
+
+def _digest(of: object) -> str:
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def affinity(
@@ -175,6 +186,9 @@ def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str
         tolerated.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     if where.pool is not None:
         tolerated += [t.model_dump(by_alias=True, exclude_none=True) for t in where.pool.spec.tolerations]
-        if where.pool.spec.capacity_type == "OnDemand":
-            return tolerated
-    return tolerated + (platform.tolerations() if where.pool or where.capacity != "OnDemand" else [])
+    return tolerated + _spot_tolerations(where, platform)
+
+
+def _spot_tolerations(where: Where, platform: Platform) -> list[dict[str, Any]]:
+    capacity = where.pool.spec.capacity_type if where.pool is not None else where.capacity
+    return [] if capacity == "OnDemand" else platform.tolerations()

@@ -1,8 +1,9 @@
 """How the platforms label and taint spot nodes.
 
-A pod carries the keys of the platforms whose nodes there are, and no others: GKE Autopilot admits none, and Karpenter
-tries terms one after another. Where none is known, it carries all of them. A cluster may have spot nodes of labels of
-its own, which an installation names.
+A pod for spot nodes carries the keys of the platforms whose nodes there are, and Karpenter's where it may run: that
+has no nodes until a pod waits for one. Where no platform is known, it carries all keys. A pod that avoids spot nodes
+carries all anyway, in one term; but on GKE Autopilot, which admits no keys of others. A cluster may have spot nodes of
+labels of its own, which an installation names.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from shoal.api.labels import SPOT_LABELS
 
 @dataclass(frozen=True)
 class Platform:
-    """The labels of a platform's spot nodes (any one is enough), and the taints that tell nothing but spot."""
+    """The labels of the spot nodes of its clusters (any one is enough), and the taints that tell nothing but spot."""
 
     name: str
     spot: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     taints: Mapping[str, str] = field(default_factory=dict)
     """Key -> value."""
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Spot labels of other nodes that such a cluster may get, also for a pod that waits: a server avoids them, too."""
     marks: tuple[str, ...] = ()
     """Labels of any node of the platform."""
+    admits_others: bool = True
+    """Whether it admits a pod that names keys of other platforms, to avoid their spot nodes."""
     named_nodes: bool = True
     """Whether a pod's node affinity may name nodes, to avoid them."""
     nodes_read: bool = True
@@ -38,13 +39,28 @@ class Platform:
         """The same where it cannot."""
         return replace(self, nodes_read=False)
 
+    @cached_property
+    def widened(self) -> Platform:
+        """With the keys of all platforms, as a pod has them that was made while none was known."""
+        return _joined(GENERIC, self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nodes or somebody say what it is; they do not before the first node is read."""
+        return self.nodes_read or self.name != GENERIC.name
+
     def spot_terms(self) -> list[dict[str, Any]]:
-        """Node selector terms, any of which matches a spot node."""
-        return [{"matchExpressions": [_expression("In", key, values)]} for key, values in self.spot.items()]
+        """Node selector terms, any of which matches a spot node. Karpenter's is the last.
+
+        Karpenter simulates a pod with its first term, and then drops terms before it drops any preference, but never
+        the last one: with its own key in another, a pod with a preference that cannot be met would get no node.
+        """
+        ordered = sorted(self.spot.items(), key=lambda each: each[0] in KARPENTER.spot)
+        return [{"matchExpressions": [_expression("In", key, values)]} for key, values in ordered]
 
     def on_demand_terms(self) -> list[dict[str, Any]]:
         """One node selector term, which matches nodes without a spot label."""
-        avoided = {**self.beside, **self.spot}
+        avoided = {**(SPOT_LABELS if self.admits_others else {}), **self.spot}
         return [{"matchExpressions": [_expression("NotIn", key, v) for key, v in avoided.items()]}]
 
     def tolerations(self) -> list[dict[str, Any]]:
@@ -64,23 +80,27 @@ KARPENTER = Platform(
 )
 GKE = Platform(
     "gke",
-    spot={"cloud.google.com/gke-spot": ("true",)},
-    beside={"cloud.google.com/gke-preemptible": ("true",)},
+    spot={key: SPOT_LABELS[key] for key in ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")},
     taints={"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-preemptible": "true"},
     marks=("cloud.google.com/gke-nodepool", "cloud.google.com/gke-spot"),
 )
-AUTOPILOT = replace(GKE, name="autopilot", beside={}, marks=(), named_nodes=False)
+AUTOPILOT = replace(
+    GKE,
+    name="autopilot",
+    spot={"cloud.google.com/gke-spot": ("true",)},
+    marks=(),
+    admits_others=False,
+    named_nodes=False,
+)
 """GKE Autopilot: nodes show no difference, so somebody has to say it."""
 EKS = Platform(
     "eks",
-    spot={"eks.amazonaws.com/capacityType": ("SPOT",)},
-    beside=KARPENTER.spot,  # which has no nodes until a pod waits for one
+    spot={"eks.amazonaws.com/capacityType": ("SPOT",), **KARPENTER.spot},
     marks=("eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"),
 )
 AKS = Platform(
     "aks",
-    spot={"kubernetes.azure.com/scalesetpriority": ("spot",)},
-    beside=KARPENTER.spot,  # the nodes of AKS' own provisioning
+    spot={"kubernetes.azure.com/scalesetpriority": ("spot",), **KARPENTER.spot},  # AKS' own provisioning
     taints={"kubernetes.azure.com/scalesetpriority": "spot"},
     marks=("kubernetes.azure.com/agentpool", "kubernetes.azure.com/cluster"),
 )
@@ -111,7 +131,6 @@ def _joined(first: Platform, *others: Platform) -> Platform:
                 first,
                 spot={**first.spot, **each.spot},
                 taints={**first.taints, **each.taints},
-                beside={**first.beside, **each.beside},
                 named_nodes=first.named_nodes and each.named_nodes,
             )
     return first

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.api.amounts import Amounts, requested_by
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.labels import AVOIDS_UNTIL, ON_DEMAND, PLACEMENT, Place, RoleName
+from shoal.api.labels import AVOIDS_UNTIL, ON_DEMAND, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
@@ -22,7 +22,7 @@ from shoal.manifests.placement import (
     Where,
     affinity,
     default_where,
-    digest,
+    placement_labels,
     tolerations,
     with_installed,
 )
@@ -116,7 +116,7 @@ class PodFactory:
             **(metadata.get("labels") or {}),
             **given.labels,
             **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
-            PLACEMENT: digest(job, where),
+            **placement_labels(job, where, self._platform),
             **({AVOIDS_UNTIL: str(where.excluded_until)} if where.excluded else {}),
             **({ON_DEMAND: "true"} if on_demand else {}),
         }

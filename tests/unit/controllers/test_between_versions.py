@@ -11,12 +11,13 @@ import pytest
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
-from shoal.api.labels import TEMPLATE, Place
+from shoal.api.labels import PLACEMENT, TEMPLATE, Place
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.speedprofile.identity import profile_name
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.manifests.names import place_labels, workload_name
-from shoal.manifests.placement import Where, default_where, digest
+from shoal.manifests.placement import Where, default_where, placement_labels
+from shoal.manifests.platforms import GENERIC
 from shoal.sizing.speed.measurements import Kind
 
 CONTAINERS = [
@@ -73,7 +74,7 @@ def test_label_of_a_template(place: Place, template: str) -> None:
     ids=["worker", "server", "pool"],
 )
 def test_label_of_a_placement(where: Where, placement: str) -> None:
-    assert digest(JOB, where) == placement
+    assert placement_labels(JOB, where, GENERIC)[PLACEMENT] == placement
 
 
 def test_what_a_status_remembers() -> None:

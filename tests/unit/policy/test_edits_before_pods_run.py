@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from shoal.manifests.platforms import EKS, GENERIC, GKE, KARPENTER, Platform, platform_of
 from shoal.policy.actions import CreatePod, DeletePod
 from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, Pools, pool
+from tests.unit.policy.test_placement import LABELS, node_of
 from tests.unit.policy.world import World, running_world
 
 TEMPLATE = {"metadata": {"annotations": {"a": "b"}}}
@@ -106,11 +109,83 @@ def test_pods_of_a_version_that_said_nothing_of_their_placement_stay(edit: Any) 
     world.nodes = {}
     world.settle()
     for each in world.pods.values():
-        del each["metadata"]["labels"]["shoal.dev/placement"]
+        for said in ("placement", "platform"):
+            del each["metadata"]["labels"][f"shoal.dev/{said}"]
     if edit is not None:
         edit(world.manifest["spec"])
     world.settle()
     assert not world.deleted
+
+
+OWN = Platform("own", spot={"node-lifecycle": ("spot",)}, taints={"reclaimable": "yes"})
+CHANGES = {
+    "somebody says it": (EKS, KARPENTER),
+    "a label of its own": (EKS, platform_of([], EKS, replace(OWN, taints={}))),
+    "a taint of its own": (EKS, platform_of([], EKS, replace(OWN, spot={}))),
+    "a label of its own, of nodes of no platform": (GENERIC, platform_of([], GENERIC, OWN)),
+    "nodes of another cloud have joined": (
+        EKS,
+        platform_of([node_of(**LABELS[name]) for name in ("eks", "gke")]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_pods_that_wait_for_a_node_follow_the_platform(before: Platform, after: Platform) -> None:
+    """They waited for ever for nodes with the spot labels of another."""
+    world = World(workers=2)
+    world.nodes, world.platform = {}, before
+    world.settle()
+    world.platform = after
+    world.settle()
+    assert {"digits-worker-0-1", "digits-worker-1-1"} <= world.pods.keys()
+    number = len(world.created)
+    for _ in range(4):
+        assert not removals(world)
+    assert len(world.created) == number
+
+
+def waits_in_its_queue(world: World) -> None:
+    """Kueue may have queues for pods that name none."""
+    for each in world.pods.values():
+        gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+        each["status"]["conditions"] = [gated]
+
+
+@pytest.mark.parametrize("spec", [{"runPolicy": {"schedulingPolicy": {"queue": "team"}}}, {}])
+def test_pods_with_a_place_in_a_queue_keep_it_whatever_the_platform_becomes(spec: dict[str, Any]) -> None:
+    world = World(workers=2, spec=spec)
+    world.nodes, world.platform = {}, EKS
+    world.settle()
+    if not spec:
+        waits_in_its_queue(world)
+    world.platform = KARPENTER
+    for _ in range(4):
+        assert not removals(world)
+
+
+STAYS = {
+    "nodes of Karpenter have joined": (
+        EKS,
+        platform_of([node_of(**LABELS[name]) for name in ("karpenter", "eks")]),
+    ),
+    "the first node has joined": (GENERIC, GKE),
+    "the first node, beside a label of its own": (platform_of([], own=OWN), platform_of([], GKE, OWN)),
+    "no node is read yet": (EKS, GENERIC.unread),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), STAYS.values(), ids=STAYS)
+def test_pods_that_wait_stay_where_all_nodes_that_the_platform_asks_for_are_theirs(
+    before: Platform, after: Platform
+) -> None:
+    """Nodes come and go, and an operator that has just begun may have pods before nodes."""
+    world = World(workers=2)
+    world.nodes, world.platform = {}, before
+    world.settle()
+    world.platform = after
+    for _ in range(4):
+        assert not removals(world)
 
 
 def test_labels_that_somebody_else_wrote_end_no_plan() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal import manifests
 from shoal.api.kube import Node, Taint, Toleration
-from shoal.api.labels import Place, RoleName
+from shoal.api.labels import SPOT_LABELS, Place, RoleName
 from shoal.api.roles import Capacity
 from shoal.manifests.names import group_key
 from shoal.manifests.objects import Manifest
@@ -61,14 +61,28 @@ def terms(made: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("platform", [GKE, EKS, KARPENTER, AKS], ids=lambda p: p.name)
-def test_pods_carry_one_term_with_the_keys_of_their_platform(platform: Platform) -> None:
-    """Karpenter tries one term after another: with one, it simulates once."""
-    for role, operator in (("worker", "In"), ("ps", "NotIn")):
-        (term,) = terms(pod(role, platform))
-        found = {each["key"]: tuple(each["values"]) for each in term["matchExpressions"]}
-        assert {each["operator"] for each in term["matchExpressions"]} == {operator}
-        assert found == (platform.spot if role == "worker" else {**platform.beside, **platform.spot})
+def keys_of(role: str, platform: Platform, operator: str) -> list[dict[str, tuple[str, ...]]]:
+    """Of each term."""
+    found = [each["matchExpressions"] for each in terms(pod(role, platform))]
+    assert {each["operator"] for term in found for each in term} == {operator}
+    return [{each["key"]: tuple(each["values"]) for each in term} for term in found]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS.values(), ids=PLATFORMS)
+def test_workers_name_the_spot_labels_of_their_platform_and_servers_avoid_all(platform: Platform) -> None:
+    """Karpenter simulates a pod for each of its terms: it has one, where all nodes are said to be Karpenter's."""
+    assert keys_of("worker", KARPENTER, "In") == [KARPENTER.spot]
+    assert sorted(keys_of("worker", platform, "In"), key=str) == sorted(
+        ({key: values} for key, values in platform.spot.items()), key=str
+    )
+    assert keys_of("ps", platform, "NotIn") == [AUTOPILOT.spot if platform is AUTOPILOT else SPOT_LABELS]
+
+
+@pytest.mark.parametrize("cloud", ["eks", "aks", "karpenter", "none"])
+def test_the_key_of_karpenter_is_in_the_last_term(cloud: str) -> None:
+    """It drops terms until one is left, and then preferences (kubernetes-sigs/karpenter, preferences.go)."""
+    nodes = [node_of(**LABELS[name]) for name in (cloud, "eks") if name in LABELS and cloud != "none"]
+    assert keys_of("worker", platform_of(nodes, own=OWN), "In")[-1] == KARPENTER.spot
 
 
 OWN = Platform("own", spot={"node-lifecycle": ("spot",)}, taints={"reclaimable": "yes"})
@@ -104,17 +118,26 @@ def test_no_server_goes_to_a_spot_node_of_any_platform_of_the_cluster(one: str, 
     for node in nodes:
         assert is_spot(node, platform)
         assert not admits(pod("ps", platform), node)
-        if "preemptible" not in one + other:
-            assert admits(pod("worker", platform), node)
+        assert admits(pod("worker", platform), node)
     assert len(terms(pod("ps", platform))) == 1
     assert "reclaimable" in {each["key"] for each in pod("worker", platform)["spec"]["tolerations"]}
     assert "reclaimable" not in {each["key"] for each in pod("ps", platform)["spec"]["tolerations"]}
 
 
 @pytest.mark.parametrize("cloud", ["eks", "aks"])
-def test_no_spot_node_is_made_for_a_server_by_a_karpenter_that_has_none_yet(cloud: str) -> None:
-    made = pod("ps", platform_of([node_of(**LABELS[cloud])]))
-    assert not admits(made, node_of(**LABELS["karpenter"]))
+def test_a_karpenter_that_has_no_node_yet_makes_spot_nodes_for_workers_and_none_for_a_server(
+    cloud: str,
+) -> None:
+    platform, karpenters = platform_of([node_of(**LABELS[cloud])]), node_of(**LABELS["karpenter"])
+    assert not admits(pod("ps", platform), karpenters)
+    assert admits(pod("worker", platform), karpenters)
+
+
+@pytest.mark.parametrize("spot", [each for each in LABELS if each != "own"])
+def test_no_server_goes_to_a_spot_node_of_whatever_is_not_said(spot: str) -> None:
+    """Such as an EKS node group, where somebody said that the platform is Karpenter."""
+    for platform in PLATFORMS.values():
+        assert platform is AUTOPILOT or not admits(pod("ps", platform), node_of(**LABELS[spot]))
 
 
 @pytest.mark.parametrize("capacity", ["Spot", "OnDemand", "Any"])
@@ -189,10 +212,10 @@ def _plain(toleration: dict[str, Any]) -> dict[str, Any]:
 
 def test_excluded_nodes_are_named_where_that_is_admitted() -> None:
     where = Where("Spot", excluded=("node-1", "node-2"))
-    (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, GKE))
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in where.excluded]
-    assert term["matchFields"] == fields
-    assert term["matchExpressions"], "it asks for spot nodes, too"
+    for term in terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, GKE)):
+        assert term["matchFields"] == fields
+        assert term["matchExpressions"], "it asks for spot nodes, too"
     (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, KARPENTER))
     assert "matchFields" not in term
 
@@ -221,7 +244,7 @@ def test_capacity_any_has_no_affinity_and_both_roles_can_be_moved() -> None:
     assert "nodeAffinity" not in pod("ps", parameterServers={"capacity": "Any"})["spec"]["affinity"]
     (term,) = terms(pod(platform=EKS, workers={"replicas": 1, "capacity": "OnDemand"}))
     assert term["matchExpressions"][0]["operator"] == "NotIn"
-    (term,) = terms(pod("ps", platform=EKS, parameterServers={"capacity": "Spot"}))
+    (term,) = terms(pod("ps", platform=KARPENTER, parameterServers={"capacity": "Spot"}))
     assert term["matchExpressions"][0]["operator"] == "In"
 
 
@@ -233,7 +256,8 @@ def test_terms_of_the_template_are_added_and_never_replace_the_rule() -> None:
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": theirs}}
     }
-    found = terms(pod(platform=GKE, workers={"replicas": 1, "template": {"spec": {"affinity": affinity}}}))
+    template = {"spec": {"affinity": affinity}}
+    found = terms(pod(platform=AUTOPILOT, workers={"replicas": 1, "template": template}))
     spot = {"key": "cloud.google.com/gke-spot", "operator": "In", "values": ["true"]}
     assert found == [
         {"matchExpressions": [spot, *theirs[0]["matchExpressions"]]},

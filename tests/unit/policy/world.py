@@ -22,6 +22,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.controllers.kept import with_known_parts
 from shoal.manifests.names import first_incarnation, secret_name
+from shoal.manifests.platforms import GENERIC
 from shoal.policy.actions import (
     ConfirmAbsent,
     CreateDisruptionBudget,
@@ -90,6 +91,7 @@ class World:
         self.report: StatusReport | None = None
         """A report that replaces the true one."""
         self.report_age = 0.0
+        self.platform = GENERIC
         self.quota: int | None = None
         self.queue = Queue()
         self.taken: set[str] = set()
@@ -188,6 +190,7 @@ class World:
             refusals=tuple(self.refusals.values()),
             gone_pods=dict.fromkeys(self.asked, ""),
             absent_nodes=frozenset(self.asked_nodes),
+            platform=self.platform,
         )
 
     @property

@@ -17,10 +17,11 @@ from operator import ne
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
-from shoal.api.labels import PLACEMENT, POOL, TEMPLATE, Place, RoleName, avoids_until
+from shoal.api.labels import PLATFORM, POOL, TEMPLATE, Place, RoleName, avoids_until
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import ExcludedNode, Slot
-from shoal.manifests.placement import Assigned, Where, digest
+from shoal.manifests.placement import Assigned, Where, placement_labels
+from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.assignment import Assignment, assign
@@ -30,7 +31,7 @@ from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
 from shoal.policy.facts.verdict import PodOutcome
-from shoal.policy.facts.waits import NEEDS_A_NODE, wait_of
+from shoal.policy.facts.waits import NEEDS_A_NODE, Wait, wait_of
 from shoal.policy.model import Reason
 
 
@@ -58,8 +59,9 @@ class Wanted:
     """Nodes that new workers avoid."""
     problem: Reason | None = None
     """Why not all pods can have a home."""
-    _placements: dict[tuple[RoleName, Home], str] = field(default_factory=dict)
-    """The digests of placements, by role and home."""
+    platform: Platform = GENERIC
+    _placements: dict[tuple[RoleName, Home], dict[str, set[str]]] = field(default_factory=dict)
+    """Labels that say a placement, by role and home: their values now, and of pods for the nodes of any platform."""
 
     def wants(self, place: Place) -> bool:
         """Whether there is to be a pod of this place."""
@@ -104,13 +106,24 @@ class Wanted:
             return True
         if pod.spec.node_name:
             return False
-        until, placement = avoids_until(labels), self._placement(place, pod)
-        if placement is None:
+        until, now = avoids_until(labels), self._placement(place, pod)
+        if now is None:
             return False
-        return labels.get(PLACEMENT, placement) != placement or not (until is None or timers.pending(until))
+        others = {key for key, said in now.items() if key in labels and labels[key] not in said}
+        if PLATFORM in others and not self._follows_platform(pod):
+            others.remove(PLATFORM)
+        return bool(others) or not (until is None or timers.pending(until))
 
-    def _placement(self, place: Place, pod: Pod) -> str | None:
-        """What this pod, which has no node, would say of its placement if it was made now; None: it cannot be made."""
+    def _follows_platform(self, pod: Pod) -> bool:
+        """Whether the pod is made anew where the platform makes something else of its placement.
+
+        Not if it has a place in a queue, or quota: it would lose that.
+        """
+        queues = bool(self.job.spec.run_policy.scheduling_policy.queue) or wait_of(pod) is Wait.QUEUE
+        return self.platform.is_known and not queues
+
+    def _placement(self, place: Place, pod: Pod) -> Mapping[str, set[str]] | None:
+        """What this pod, which has no node, may say of its placement to stay; None: no other can be made."""
         if place.role == "worker":
             homeless, home = self.is_homeless(place.index), self.home(place)
         else:
@@ -118,7 +131,9 @@ class Wanted:
         if homeless:
             return None
         if (key := (place.role, home)) not in self._placements:
-            self._placements[key] = digest(self.job, self._where(*key))
+            here, where = self.platform, self._where(*key)
+            now, wide = (placement_labels(self.job, where, each) for each in (here, here.widened))
+            self._placements[key] = {name: {now[name], wide[name]} for name in now}
         return self._placements[key]
 
     def _home_of_server(self, pod: Pod | None = None) -> Home:
@@ -192,6 +207,7 @@ def wanted(facts: Facts) -> Wanted:
         assigned=facts.quota.assigned,
         excluded=tuple(each for each in facts.job.status.excluded_nodes if each.until > facts.now),
         problem=problem,
+        platform=facts.seen.platform,
     )
     if homes.trivial:
         result.workers = _without_homes(facts.job, held, number)
