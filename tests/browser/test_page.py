@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dev.npm import AXE, fetched
-from shoal.process.endpoints import serve
+from shoal.process.endpoints import serving
 from tests.browser.chromium import Tab, browser, new_tab
 from tests.browser.scene import POOLS, Scene
 
@@ -25,10 +25,8 @@ def scene() -> Scene:
 
 @pytest.fixture
 async def address(scene: Scene) -> AsyncIterator[str]:
-    runner = await serve(0, scene.page.answers)
-    port = runner.addresses[0][1]
-    yield f"http://127.0.0.1:{port}"
-    await runner.cleanup()
+    async with serving(0, scene.page.answers) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")

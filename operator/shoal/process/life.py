@@ -1,4 +1,7 @@
-"""What every process of the chart does: end at a signal, and keep buffers of TLS and garbage collections small."""
+"""What every process of the chart does: end at a signal, and keep buffers of TLS and garbage collections small.
+
+It also opens as many files as it may.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Coroutine
@@ -21,6 +25,8 @@ logger = logging.getLogger("shoal")
 TLS_BUFFER = 4 * 1024
 """A report of ten workers. asyncio's own choice, 256 KiB, is held by every connection, of which each job has one; those
 to the API server take more once they need it (`cluster.http`)."""
+OPEN_FILES = 65_536
+"""Of which each running job takes one, for its coordinator; a common default is 1,024."""
 
 
 def signalled() -> asyncio.Event:
@@ -83,6 +89,14 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files to `OPEN_FILES`, or to the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def keep_tls_small() -> None:

@@ -22,9 +22,16 @@ from shoal.cluster.own_thread import OwnThread
 from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.check import check
-from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.endpoints import exposition, healthy, open_ports, ready
 from shoal.process.install_key import NoKey, write
-from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
+from shoal.process.life import (
+    allow_open_files,
+    end_with,
+    exempt_what_is_loaded,
+    keep_tls_small,
+    signalled,
+    until,
+)
 from shoal.process.log import start_log
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
@@ -65,6 +72,7 @@ async def _install_key(words: Sequence[str]) -> None:
 async def run(settings: Settings) -> int:
     """Run the operator; returns the exit code."""
     start_log(settings.log_level, settings.log_format)
+    allow_open_files()
     keep_tls_small()
     exempt_what_is_loaded()
     stop = signalled()
@@ -79,18 +87,16 @@ async def run(settings: Settings) -> int:
         operator = Operator(
             transport, settings, coordinator, lease_transport=lease_transport, lease_runs=aside
         )
-        if settings.health_port:
-            probes = {"/healthz": healthy, "/readyz": ready(operator.manager.unread)}
-            resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)
-        if settings.metrics_port:
-            registry = operator.metrics.registry
-            served = await serve(settings.metrics_port, {"/metrics": exposition(registry)})
-            resources.push_async_callback(served.cleanup)
+        page = Page(operator.state.jobs.all, operator.state.pools.all, hosts=settings.page_hosts)
         if settings.page_port:
-            page = Page(operator.state.jobs.all, operator.state.pools.all, hosts=settings.page_hosts)
             looking = asyncio.create_task(page.run(), name="page")
             resources.callback(looking.cancel)
-            resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
+        await open_ports(
+            resources,
+            (settings.health_port, {"/healthz": healthy, "/readyz": ready(operator.manager.unread)}),
+            (settings.metrics_port, {"/metrics": exposition(operator.metrics.registry)}),
+            (settings.page_port, page.answers),
+        )
         watch = _kopf(operator, settings, transport)
         beside = watch.run(), operator.garbage.run(), transport.keep_open()
         return await until(stop, "operator", operator.run(), *beside)

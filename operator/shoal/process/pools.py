@@ -31,8 +31,15 @@ from shoal.manifests.platforms import GENERIC, Platform, platform_of
 from shoal.pools.metrics import LEADING, PoolMetrics
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import drivers
-from shoal.process.endpoints import exposition, healthy, ready, serve
-from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
+from shoal.process.endpoints import exposition, healthy, open_ports, ready
+from shoal.process.life import (
+    allow_open_files,
+    end_with,
+    exempt_what_is_loaded,
+    keep_tls_small,
+    signalled,
+    until,
+)
 from shoal.process.log import start_log
 from shoal.process.settings import ProcessSettings, of_any_process, said_platform
 from shoal.runtime.controller import Controller, count_waiting
@@ -170,6 +177,7 @@ def main() -> None:
 async def run(settings: PoolSettings) -> int:
     """Run it with its endpoints; returns the exit code."""
     start_log(settings.log_level, settings.log_format)
+    allow_open_files()
     keep_tls_small()
     exempt_what_is_loaded()
     stop = signalled()
@@ -180,12 +188,11 @@ async def run(settings: PoolSettings) -> int:
         lease_transport = await connect(LEASE_CONNECTIONS)
         resources.push_async_callback(lambda: aside(lease_transport.close()))
         pools = NodePools(transport, settings, lease_transport=lease_transport, lease_runs=aside)
-        if settings.health_port:
-            probes = {"/healthz": healthy, "/readyz": ready(pools.manager.unread)}
-            resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)
-        if settings.metrics_port:
-            registry = {"/metrics": exposition(pools.metrics.registry)}
-            resources.push_async_callback((await serve(settings.metrics_port, registry)).cleanup)
+        await open_ports(
+            resources,
+            (settings.health_port, {"/healthz": healthy, "/readyz": ready(pools.manager.unread)}),
+            (settings.metrics_port, {"/metrics": exposition(pools.metrics.registry)}),
+        )
         return await until(stop, "scaler of node pools", pools.run())
     return 1
 

@@ -14,7 +14,7 @@ import pytest
 from shoal.api.training_job import TrainingJob
 from shoal.page import Page
 from shoal.page.server import FILES, STATIC
-from shoal.process.endpoints import serve
+from shoal.process.endpoints import serving
 from tests.meanwhile import during
 from tests.unit.policy.build import NOW, job
 
@@ -34,10 +34,8 @@ def page(jobs: list[TrainingJob]) -> Page:
 
 @pytest.fixture
 async def session(page: Page) -> AsyncIterator[aiohttp.ClientSession]:
-    runner = await serve(0, page.answers)
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+    async with serving(0, page.answers) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session
-    await runner.cleanup()
 
 
 async def test_what_is_told_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,14 +188,13 @@ async def test_a_viewer_that_takes_nothing_is_left(
     """Each held a place and what was not sent yet, and one that went then was an error with a traceback."""
     monkeypatch.setattr("shoal.page.server.WRITE_SECONDS", 0.05)
     monkeypatch.setattr("shoal.page.server.overview", lambda *_: {"now": 1, "jobs": ["x" * (8 << 20)]})
-    runner = await serve(0, page.answers)
-    reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1], limit=1024)
-    writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await reader.readline()
-    while page._streams:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    writer.transport.abort()
-    await runner.cleanup()
+    async with serving(0, page.answers) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        while page._streams:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
@@ -220,14 +217,13 @@ async def test_a_viewer_that_takes_nothing_is_left(
 async def test_the_page_answers_to_no_name_that_somebody_else_may_have(host: str, status: int) -> None:
     """It has no login: a web page whose name was pointed at localhost read all jobs."""
     page = Page(list, lambda: (), wall=lambda: NOW, hosts=["shoal.example.com"])
-    runner = await serve(0, page.answers)
     async with (
-        aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session,
+        serving(0, page.answers) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
         session.get("/api/overview", headers={"Host": host}) as answer,
     ):
         assert answer.status == status
         assert ("page.hosts" in await answer.text()) == (status == 421)
-    await runner.cleanup()
 
 
 async def test_a_stream_without_changes_says_that_it_is_alive(

@@ -46,7 +46,7 @@ async def test_lease_has_a_connection_and_a_thread_of_its_own(
 
     monkeypatch.setattr(process, made, make)
     monkeypatch.setattr(process, "connect", connect)
-    for touched in ("start_log", "keep_tls_small", "exempt_what_is_loaded", "signalled"):
+    for touched in ("start_log", "allow_open_files", "keep_tls_small", "exempt_what_is_loaded", "signalled"):
         monkeypatch.setattr(process, touched, lambda *_: None)
     with pytest.raises(MadeError):
         await process.run(settings)

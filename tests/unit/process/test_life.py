@@ -56,6 +56,34 @@ def test_pools_end_while_a_cloud_does_not_answer() -> None:
     assert done.returncode == 0, done.stderr
 
 
+FILES = """
+import asyncio, importlib, resource, sys
+from types import SimpleNamespace
+
+async def connect(*_):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    raise SystemExit
+
+process = importlib.import_module(sys.argv[1])
+process.connect = connect
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
+asyncio.run(process.run(SimpleNamespace(log_level="INFO", log_format="text")))
+"""
+
+
+@pytest.mark.parametrize("process", ["main", "pools"])
+def test_each_process_may_open_as_many_files_as_the_hard_limit_lets_it(process: str) -> None:
+    """Of a usual soft limit each running job takes one, for its coordinator."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILES, f"shoal.process.{process}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "1024\n", done.stderr
+
+
 async def test_what_fails_beside_is_logged_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
     stop = asyncio.Event()
 
