@@ -276,6 +276,20 @@ def test_who_has_no_pools_of_its_own_is_not_told_that_they_are_down(tools: Path)
         assert len(alerts) == len(RULES) - (not told)
 
 
+def test_of_a_job_no_series_is_taken_that_its_coordinator_does_not_have(tools: Path) -> None:
+    """A tenant's image wrote the operator's: the costs on the dashboard, and how many nodes a pool is to have."""
+    [monitor] = of_kind(render(tools, "metrics.podMonitor.enabled=true"), "PodMonitor")
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    [keep] = endpoint["metricRelabelings"]
+    # tests/unit/docs compares this table with the trainer.
+    coordinators, *others = (
+        {code(name)[0] for name, *_ in rows(section(read("docs/metrics.md"), heading))}
+        for heading in ("Coordinator", "Operator", "Node pools")
+    )
+    assert keep == {"action": "keep", "sourceLabels": ["__name__"], "regex": "|".join(sorted(coordinators))}
+    assert coordinators.isdisjoint(set().union(*others))
+
+
 def test_the_largest_job_is_scraped_and_a_hostile_one_is_not(tools: Path) -> None:
     [monitor] = of_kind(render(tools, "metrics.podMonitor.enabled=true"), "PodMonitor")
     worker = WorkerReport(
