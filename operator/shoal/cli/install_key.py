@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -34,7 +33,7 @@ def rotate(client: Client, *, secret: str) -> None:
     from shoal.client.install_key import RESTART
     from shoal.client.install_key import rotate as begin
 
-    name = begin(client.api, secret, now=datetime.now(UTC))
+    name = begin(client.api, secret)
     click.echo(
         f"The key {name} is in the Secret {secret}. Restart the operator now:\n"
         f"  kubectl -n {client.api.namespace} {RESTART}\n"

@@ -181,14 +181,14 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         yield Check("operator", "broken", "no Deployment has the label app.kubernetes.io/name=shoal",
                     "helm install shoal charts/shoal …; jobs wait until an operator runs")  # fmt: skip
     for each in cluster.deployments:
-        elsewhere = _scope(each) not in {"", cluster.namespace}
+        elsewhere = scope_of(each) not in {"", cluster.namespace}
         for check in (*_replicas(each), *_lease(cluster, each["metadata"])):
             yield replace(check, state="warning") if elsewhere and check.state == "broken" else check
-    scopes = {_scope(each) for each in cluster.deployments}
+    scopes = {scope_of(each) for each in cluster.deployments}
     ours = [
         "/".join(_name(each))
         for each in cluster.deployments
-        if _scope(each) in {"", cluster.namespace} and each["spec"].get("replicas", 1)
+        if scope_of(each) in {"", cluster.namespace} and each["spec"].get("replicas", 1)
     ]
     if len(ours) > 1:
         yield Check("operator", "broken", f"{' and '.join(ours)} work for the namespace {cluster.namespace}, "
@@ -208,11 +208,11 @@ def _replicas(deployment: Json) -> Iterator[Check]:
     )
     describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
     help_ = "" if state == "ok" else describe
-    of = f", for the namespace {scope}" if (scope := _scope(deployment)) else ""
+    of = f", for the namespace {scope}" if (scope := scope_of(deployment)) else ""
     yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
 
 
-def _scope(deployment: Json) -> str:
+def scope_of(deployment: Json) -> str:
     """The namespace that an operator works for; empty: all of them."""
     return _environment(deployment).get("SHOAL_NAMESPACE", "")
 
@@ -230,7 +230,7 @@ def _platform(cluster: Cluster) -> Platform:
     """All platforms' spot nodes, and those that the installation for this namespace names as its own."""
     own = NO_OWN
     for each in cluster.deployments or ():
-        if _scope(each) in {"", cluster.namespace}:
+        if scope_of(each) in {"", cluster.namespace}:
             with suppress(UsageError):  # which that operator says itself, and does not start
                 own = own_spot_of(_environment(each))
     return platform_of((), GENERIC, own)

@@ -1,7 +1,9 @@
 """Rotates the install key, from which the keys of all jobs are derived.
 
 `rotate` makes a second key. After its restart the operator derives the keys of new jobs from that, and reaches those
-that began before with either. `retire` removes the first key, when no job has it any more: a run keeps its key.
+that began before with either. `retire` removes the first key, when no job has it any more: a run keeps its key. Which
+one that is derived from, its Secret tells: whoever may read the install key may read that. When the operator began to
+give the new one, the API server's own times tell, and no other clock.
 """
 
 from __future__ import annotations
@@ -9,28 +11,25 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from shoal.api.base import API_VERSION, GROUP
+from shoal.api.base import API_VERSION
+from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
 from shoal.client.api import Api, Json
+from shoal.client.doctor import scope_of
 from shoal.errors import Refused
 from shoal.words import few
+from shoal_trainer.contract import job_key
 
 KEY_BYTES = 32
-ROTATED = f"{GROUP}/install-key-rotated"
-"""Annotation of the Secret: when."""
-REPLACED_WITHIN = timedelta(minutes=10)
-"""A pod of the operator may work so long beside its successor. Jobs that began until then may have its key."""
 OPERATOR = "app.kubernetes.io/name=shoal"
 RESTART = f"rollout restart deployment -l {OPERATOR}"
 """For `kubectl -n NAMESPACE`. The Deployment has the name of the release."""
 FIRST_ID = "1"
 
 
-def rotate(
-    api: Api, secret: str, *, now: datetime, make: Callable[[int], bytes] = secrets.token_bytes
-) -> str:
+def rotate(api: Api, secret: str, *, make: Callable[[int], bytes] = secrets.token_bytes) -> str:
     """Add a new key to the Secret in the namespace of `api`; returns the new key's id.
 
     Raises:
@@ -43,14 +42,11 @@ def rotate(
         raise Refused(f"the Secret {secret} has no field key")
     if "previous-key" in data:
         raise Refused("the previous rotation is not over: `shoal install-key retire` ends it")
-    old = base64.b64decode(data["key-id"]).decode() if "key-id" in data else FIRST_ID
+    old = _id(data, "key-id")
     new = str(int(old) + 1) if old.isdigit() else f"{old}-next"
     fresh = {"key": make(KEY_BYTES), "key-id": new.encode(), "previous-key-id": old.encode()}
     body = {
-        "metadata": {
-            "resourceVersion": found["metadata"]["resourceVersion"],
-            "annotations": {ROTATED: now.isoformat(timespec="seconds")},
-        },
+        "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
         "data": {
             **{name: base64.b64encode(value).decode() for name, value in fresh.items()},
             "previous-key": data["key"],
@@ -64,19 +60,24 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
     """Remove the previous key from the Secret.
 
     Raises:
-        Refused: no rotation is under way; or, without `force`, the operator was not restarted since, or jobs that may
-            have the previous key are not finished.
+        Refused: no rotation is under way; or, without `force`, a pod of the operator has not the new key, or jobs that
+            are not finished have the previous one.
         NotFound: there is no such Secret.
     """
     found = api.get(_path(api, secret))
     if "previous-key" not in (found.get("data") or {}):
         raise Refused("no rotation is under way: `shoal install-key rotate` begins one")
-    rotated = (found["metadata"].get("annotations") or {}).get(ROTATED)
-    if not force and (left := _begun_before(api, rotated)):
-        raise Refused(
-            f"{few(left)} began before the operator had the new key and would not be reached any more: "
-            "wait for their end, or use --force"
-        )
+    if not force:
+        if old := _pods_of_before(api, _rotated(found)):
+            raise Refused(
+                f"{', '.join(old)} began before the rotation and gives new jobs the previous key: restart "
+                f"the operator, kubectl -n {api.namespace} {RESTART}"
+            )
+        if left := _with_previous_key(api, found["data"]):
+            raise Refused(
+                f"{few(left)} have the previous key and would not be reached any more: "
+                "wait for their end, or use --force"
+            )
     body = {
         "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
         "data": {"previous-key": None, "previous-key-id": None},
@@ -84,28 +85,46 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
     api.patch(_path(api, secret), body)
 
 
-def _begun_before(api: Api, rotated: str | None) -> list[str]:
-    """Jobs that are not finished and may have the previous key: those of before the youngest pod of the operator."""
-    pods = api.list(f"/api/v1/namespaces/{api.namespace}/pods", labelSelector=OPERATOR)
-    began = {
-        each["metadata"]["name"]: datetime.fromisoformat(each["metadata"]["creationTimestamp"])
-        for each in pods
+def _rotated(secret: Json) -> datetime | None:
+    """When the Secret got its second key, whoever wrote that, or soon after; None: nothing tells."""
+    wrote = [
+        datetime.fromisoformat(each["time"])
+        for each in secret["metadata"].get("managedFields") or ()
+        if "f:previous-key" in (each.get("fieldsV1") or {}).get("f:data", {})
+    ]
+    return min(wrote, default=None)
+
+
+def _pods_of_before(api: Api, rotated: datetime | None) -> list[str]:
+    """The operator's pods that may have read the Secret before; of those that are listed, evicted ones have ended."""
+    return sorted(
+        each["metadata"]["name"]
+        for each in api.list(f"/api/v1/namespaces/{api.namespace}/pods", labelSelector=OPERATOR)
+        if each.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+        and (rotated is None or datetime.fromisoformat(each["metadata"]["creationTimestamp"]) <= rotated)
+    )
+
+
+def _with_previous_key(api: Api, data: Json) -> list[str]:
+    """The jobs that are not finished and have a key of the previous install key."""
+    previous, key_id = base64.b64decode(data["previous-key"]), _id(data, "previous-key-id")
+    deployments = api.list(f"/apis/apps/v1/namespaces/{api.namespace}/deployments", labelSelector=OPERATOR)
+    scopes = {scope_of(each) for each in deployments}
+    within = f"/namespaces/{scopes.pop()}" if len(scopes) == 1 and "" not in scopes else ""
+    running = {
+        each["metadata"]["uid"]: f"{each['metadata']['namespace']}/{each['metadata']['name']}"
+        for each in api.list(f"/apis/{API_VERSION}{within}/{TrainingJob.PLURAL}")
+        if not (each.get("status") or {}).get("completionTime")
     }
-    if rotated is not None and (
-        old := sorted(n for n, at in began.items() if at < datetime.fromisoformat(rotated))
-    ):
-        raise Refused(
-            f"{', '.join(old)} began before the rotation and gives new jobs the previous key: restart the operator, "
-            f"kubectl -n {api.namespace} {RESTART}"
-        )
-    until = max(began.values()) + REPLACED_WITHIN if rotated is not None and began else None
-    left = []
-    for job in api.list(f"/apis/{API_VERSION}/{TrainingJob.PLURAL}"):
-        meta, status = job["metadata"], job.get("status") or {}
-        created = datetime.fromisoformat(meta["creationTimestamp"])
-        if not status.get("completionTime") and (until is None or created <= until):
-            left.append(f"{meta['namespace']}/{meta['name']}")
-    return sorted(left)
+    given = {
+        each["metadata"]["labels"][JOB_UID]: base64.b64decode((each.get("data") or {}).get("key", ""))
+        for each in api.list(f"/api/v1{within}/secrets", labelSelector=JOB_UID)
+    }
+    return sorted(name for uid, name in running.items() if given.get(uid) == job_key(previous, uid, key_id))
+
+
+def _id(data: Json, field: str) -> str:
+    return base64.b64decode(data[field]).decode().strip() if field in data else FIRST_ID
 
 
 def _path(api: Api, secret: str) -> str:

@@ -8,26 +8,36 @@ from typing import Any
 
 import pytest
 
-from shoal.client.install_key import OPERATOR, REPLACED_WITHIN, retire, rotate
+from shoal.client.install_key import OPERATOR, retire, rotate
 from shoal.errors import Refused
+from shoal_trainer.contract import job_key
 from tests.unit.policy.build import stamp
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 RESTARTED = NOW + timedelta(hours=1)
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def encoded(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 class Cluster:
-    """The Secret and the jobs, as far as the commands read them."""
+    """The Secrets, the jobs and the operator, as far as the commands read them."""
 
     namespace = "shoal-system"
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str = "") -> None:
         self.secret: dict[str, Any] = {
-            "metadata": {"resourceVersion": "7", "annotations": {"kept": "yes"}},
-            "data": {"key": base64.b64encode(b"o" * 32).decode()},
+            "metadata": {"resourceVersion": "7", "managedFields": [wrote("operator", NOW, "key")]},
+            "data": {"key": encoded(OLD)},
         }
-        self.jobs: list[dict[str, Any]] = []
-        self.pods = {"shoal-a": RESTARTED, "shoal-b": RESTARTED + timedelta(minutes=1)}
+        self.lists: dict[str, list[dict[str, Any]]] = {"trainingjobs": [], "secrets": []}
+        self.within = f"/namespaces/{scope}" if scope else ""
+        environment = [{"name": "SHOAL_NAMESPACE", "value": scope}] if scope else []
+        container = {"name": "operator", "env": environment}
+        self.deployments = [{"spec": {"template": {"spec": {"containers": [container]}}}}]
+        self.pods = {"shoal-a": (RESTARTED, "Running"), "shoal-b": (RESTARTED + timedelta(days=7), "Running")}
 
     def get(self, path: str) -> dict[str, Any]:
         assert path == "/api/v1/namespaces/shoal-system/secrets/key"
@@ -35,64 +45,103 @@ class Cluster:
 
     def list(self, path: str, **query: str) -> list[dict[str, Any]]:
         if query == {"labelSelector": OPERATOR}:
+            if path == "/apis/apps/v1/namespaces/shoal-system/deployments":
+                return self.deployments
             assert path == "/api/v1/namespaces/shoal-system/pods"
             return [
-                {"metadata": {"name": name, "creationTimestamp": stamp(at)}} for name, at in self.pods.items()
+                {"metadata": {"name": name, "creationTimestamp": stamp(at)}, "status": {"phase": phase}}
+                for name, (at, phase) in self.pods.items()
             ]
-        assert path == "/apis/shoal.dev/v1alpha1/trainingjobs"
-        return self.jobs
+        where, kind = path.rsplit("/", 1)
+        assert (where, query) in (
+            (f"/apis/shoal.dev/v1alpha1{self.within}", {}),
+            (f"/api/v1{self.within}", {"labelSelector": "shoal.dev/job-uid"}),
+        )
+        return self.lists[kind]
 
     def patch(self, _path: str, body: dict[str, Any]) -> None:
-        assert body["metadata"]["resourceVersion"] == self.secret["metadata"]["resourceVersion"]
-        self.secret["metadata"]["annotations"] |= body["metadata"].get("annotations", {})
+        assert body["metadata"] == {"resourceVersion": self.secret["metadata"]["resourceVersion"]}
+        self.secret["metadata"]["managedFields"].append(wrote("shoal", NOW, *body["data"]))
         merged = {**self.secret["data"], **body["data"]}
         self.secret["data"] = {name: value for name, value in merged.items() if value is not None}
 
-    def job(self, name: str, began: datetime, **status: Any) -> None:
-        meta = {
-            "namespace": "team",
-            "name": name,
-            "creationTimestamp": stamp(began),
-        }
-        self.jobs.append({"metadata": meta, "status": status})
+    def job(self, name: str, key: bytes = b"", namespace: str = "team", **status: Any) -> None:
+        """A job, and its Secret if it has a key."""
+        meta = {"namespace": namespace, "name": name, "uid": f"uid-of-{name}"}
+        self.lists["trainingjobs"].append({"metadata": meta, "status": status})
+        if key:
+            labels = {"shoal.dev/job-uid": meta["uid"]}
+            self.lists["secrets"].append({"metadata": {"labels": labels}, "data": {"key": encoded(key)}})
 
     def fields(self) -> dict[str, bytes]:
         return {name: base64.b64decode(value) for name, value in self.secret["data"].items()}
 
 
+def wrote(manager: str, at: datetime, *names: str) -> dict[str, Any]:
+    """Who wrote which fields of the Secret, as the API server says."""
+    fields = {"f:data": {".": {}, **{f"f:{name}": {} for name in names}}}
+    return {"manager": manager, "operation": "Update", "time": stamp(at), "fieldsV1": fields}
+
+
+def rotated(scope: str = "") -> Any:
+    """A cluster after a rotation."""
+    cluster: Any = Cluster(scope)
+    rotate(cluster, "key", make=lambda size: b"n" * size)
+    return cluster
+
+
+def of(name: str, install_key: bytes = OLD, key_id: str = "1") -> bytes:
+    """The key of a job."""
+    return job_key(install_key, f"uid-of-{name}", key_id)
+
+
 def test_rotation_keeps_the_old_key_beside_the_new_one_and_is_begun_once() -> None:
     cluster: Any = Cluster()
-    assert rotate(cluster, "key", now=NOW, make=lambda size: b"n" * size) == "2"
-    both = {"key": b"n" * 32, "key-id": b"2", "previous-key": b"o" * 32, "previous-key-id": b"1"}
+    assert rotate(cluster, "key", make=lambda size: b"n" * size) == "2"
+    both = {"key": NEW, "key-id": b"2", "previous-key": OLD, "previous-key-id": b"1"}
     assert cluster.fields() == both
     with pytest.raises(Refused, match="`shoal install-key retire` ends it"):
-        rotate(cluster, "key", now=NOW)
+        rotate(cluster, "key")
     assert cluster.fields() == both
     retire(cluster, "key")
-    assert cluster.fields() == {"key": b"n" * 32, "key-id": b"2"}
-    assert rotate(cluster, "key", now=NOW) == "3"
+    assert cluster.fields() == {"key": NEW, "key-id": b"2"}
+    assert rotate(cluster, "key") == "3"
 
 
-def test_previous_key_is_kept_while_a_job_may_have_it() -> None:
-    cluster: Any = Cluster()
+def test_previous_key_is_kept_while_a_job_has_it_whenever_that_began() -> None:
+    """Each node that was drained made all jobs since the rotation count, as long as one pod of the operator was new."""
     with pytest.raises(Refused, match="no rotation is under way"):
-        retire(cluster, "key")
-    rotate(cluster, "key", now=NOW)
-    cluster.job("done", NOW - timedelta(days=1), completionTime="2026-01-01T11:00:00Z")
-    cluster.job("later", RESTARTED + timedelta(minutes=1, seconds=1) + REPLACED_WITHIN)
-    cluster.job("runs", NOW - timedelta(days=1))
-    cluster.job("meanwhile", RESTARTED)
-    with pytest.raises(Refused, match=r"^team/meanwhile, team/runs began before"):
+        retire(Cluster(), "key")  # type: ignore[arg-type]
+    cluster = rotated()
+    cluster.job("done", of("done"), completionTime="2026-01-01T11:00:00Z")
+    cluster.job("later", of("later", NEW, "2"))
+    cluster.job("begins")
+    cluster.job("runs", of("runs"))
+    cluster.job("meanwhile", of("meanwhile"))
+    with pytest.raises(Refused, match=r"^team/meanwhile, team/runs have the previous key"):
         retire(cluster, "key")
     assert "previous-key" in cluster.fields()
     retire(cluster, "key", force=True)
     assert "previous-key" not in cluster.fields()
 
 
-def test_an_operator_that_was_not_restarted_gives_the_previous_key_still() -> None:
-    cluster: Any = Cluster()
-    rotate(cluster, "key", now=NOW)
-    cluster.pods["shoal-b"] = NOW - timedelta(days=1)
+def test_jobs_of_another_operator_have_another_key() -> None:
+    cluster = rotated()
+    cluster.job("theirs", of("theirs", b"t" * 32), namespace="team-b")
+    retire(cluster, "key")
+
+
+def test_of_an_operator_for_one_namespace_only_that_is_read() -> None:
+    cluster = rotated("team")
+    cluster.job("runs", of("runs"))
+    with pytest.raises(Refused, match=r"^team/runs have"):
+        retire(cluster, "key")
+
+
+@pytest.mark.parametrize("since", [timedelta(days=1), timedelta(0)])
+def test_an_operator_that_was_not_restarted_gives_the_previous_key_still(since: timedelta) -> None:
+    cluster = rotated()
+    cluster.pods["shoal-b"] = NOW - since, "Running"
     with pytest.raises(
         Refused,
         match=r"^shoal-b began before the rotation .* rollout restart deployment -l app",
@@ -101,11 +150,16 @@ def test_an_operator_that_was_not_restarted_gives_the_previous_key_still() -> No
     assert "previous-key" in cluster.fields()
 
 
-def test_without_a_time_every_job_that_runs_counts() -> None:
-    """A Secret that another system rotates has no annotation."""
-    cluster: Any = Cluster()
-    rotate(cluster, "key", now=NOW)
-    del cluster.secret["metadata"]["annotations"]["shoal.dev/install-key-rotated"]
-    cluster.job("later", NOW + timedelta(days=1))
-    with pytest.raises(Refused, match="team/later"):
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_of_the_operator_that_has_ended_gives_no_key(phase: str) -> None:
+    """No restart removes an evicted one: Kubernetes keeps thousands."""
+    cluster = rotated()
+    cluster.pods["evicted"] = NOW - timedelta(days=3), phase
+    retire(cluster, "key")
+
+
+def test_where_nothing_says_when_the_key_came_no_pod_is_known_to_have_it() -> None:
+    cluster = rotated()
+    del cluster.secret["metadata"]["managedFields"]
+    with pytest.raises(Refused, match=r"^shoal-a, shoal-b began before"):
         retire(cluster, "key")
