@@ -11,9 +11,12 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shoal.errors import UsageError
@@ -74,12 +77,8 @@ def in_pod(environment: Mapping[str, str], folder: Path | None = None) -> ApiSer
         if not (folder / needed).is_file():
             words = f"{folder / needed} is missing: the pod needs a service account whose token is mounted"
             raise UsageError(f"no cluster configuration: {words}")
-    return ApiServer(
-        f"https://{f'[{host}]' if ':' in host else host}:{port}",
-        TokenFile(folder / "token"),
-        ca_file=str(folder / "ca.crt"),
-        proxy=_proxy(host),
-    )
+    url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    return ApiServer(url, TokenFile(folder / "token"), ca_file=str(folder / "ca.crt"), proxy=_proxy(url))
 
 
 class TokenFile:
@@ -133,7 +132,19 @@ async def from_kubeconfig(path: Path | None = None) -> ApiServer:
     )
 
 
-def _proxy(host: str) -> str | None:
+def _proxy(url: str) -> str | None:
     """The proxy of the environment (HTTPS_PROXY, NO_PROXY)."""
-    bare = host.removeprefix("https://").partition("/")[0]
-    return None if proxy_bypass(bare) else getproxies().get("https")
+    found, known = urlsplit(url), getproxies()
+    bypassed = proxy_bypass(found.netloc) or _is_of(found.hostname or "", known.get("no", ""))
+    return None if bypassed else known.get("https")
+
+
+def _is_of(host: str, listed: str) -> bool:
+    """Whether the host is an address of one of these networks, as programs in Go read NO_PROXY. Python knows names."""
+    with suppress(ValueError):
+        address = ip_address(host)
+        for each in listed.split(","):
+            with suppress(ValueError):
+                if address in ip_network(each.strip(), strict=False):
+                    return True
+    return False

@@ -465,6 +465,30 @@ def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.
     assert in_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.2"}, folder).proxy is None
 
 
+@pytest.mark.parametrize(
+    ("host", "listed", "asked_directly"),
+    [
+        ("10.96.0.1", "localhost,10.0.0.0/8, 169.254.169.254,.svc", True),
+        ("10.96.0.1", "10.96.0.1/12", True),
+        ("10.96.0.1", "10.96.0.0/30", True),
+        ("10.96.0.1", "192.168.0.0/16,fd00::/8,.svc", False),
+        ("fd00::1", "fd00::/8", True),
+        ("fd00::1", "fd00::1", True),
+        ("fd00::1", "10.0.0.0/8", False),
+        ("kubernetes.example", "10.0.0.0/8,.example", True),
+        ("kubernetes.example", "10.0.0.0/8", False),
+    ],
+)
+def test_the_api_server_is_asked_directly_where_no_proxy_has_its_network(
+    host: str, listed: str, asked_directly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl, helm and each controller beside it do: a pod finds its server by an address."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", listed)
+    found = in_pod({"KUBERNETES_SERVICE_HOST": host}, service_account(tmp_path))
+    assert (found.proxy is None) == asked_directly
+
+
 async def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="set KUBECONFIG"):
         await find({}, kubeconfig=tmp_path / "none")
