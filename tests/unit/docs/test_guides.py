@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import yaml
 from botocore import xform_name
 
+from dev.images import IMAGES
+from dev.release import GPU
 from shoal.api.training_job import TrainingJob
 from tests.unit.docs.pages import blocks, read
 
@@ -181,23 +184,45 @@ def test_what_is_made_on_google_is_deleted(gke: Run) -> None:
         assert gke.names("gcloud", *made) == gke.names("gcloud", *deleted)
 
 
+KARPENTERS_PODS = 2
+"""Of its chart, each on a node of its own that is not Karpenter's (aws/karpenter-provider-aws, charts/karpenter)."""
+PLUGINS_NODES = {"nvidia.com/gpu.present": "true"}
+"""Where the chart of NVIDIA's device plugin places it, beside nodes that its feature discovery labels, which is off."""
+
+
+def test_each_pod_of_karpenter_has_a_node() -> None:
+    [cluster] = [each for each in blocks("docs/karpenter.md", "sh") if "managedNodeGroups" in each]
+    [nodes] = re.findall(r"desiredCapacity: (\d+)", cluster)
+    assert int(nodes) == KARPENTERS_PODS
+
+
 def merged(base: Any, change: Any) -> Any:
     if not isinstance(base, dict) or not isinstance(change, dict):
         return change
     return base | {key: merged(base.get(key), value) for key, value in change.items()}
 
 
-def test_changes_of_a_job_are_of_this_api() -> None:
+@pytest.mark.parametrize(("page", "number"), [("docs/gke.md", 2), ("docs/eks.md", 1)])
+def test_changes_of_a_job_are_of_this_api_and_use_the_gpus_that_are_paid(page: str, number: int) -> None:
     job = next(yaml.safe_load_all(read("examples/s3/job.yaml")))
-    changes = [yaml.safe_load(block) for block in blocks("docs/gke.md", "yaml")]
-    assert len(changes) == 2
+    changes = [yaml.safe_load(block) for block in blocks(page, "yaml")]
+    assert len(changes) == number
     for change in changes:
         TrainingJob.model_validate(merged(job, change))
+    assert changes[0]["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": 1}
+    }
+
+
+def test_each_image_has_a_repository_on_aws(eks: Run) -> None:
+    made = eks.names("aws", "ecr", "create-repository", option="--repository-name")
+    assert made == {f"team/shoal-{name}" for name in (*IMAGES, GPU.name)}
 
 
 def test_a_pool_of_karpenter_has_its_class() -> None:
     [text] = blocks("docs/karpenter.md", "yaml")
     made, pool = yaml.safe_load_all(text)
+    assert pool["spec"]["template"]["metadata"]["labels"] == PLUGINS_NODES
     reference = pool["spec"]["template"]["spec"]["nodeClassRef"]
     assert reference == {
         "group": made["apiVersion"].partition("/")[0], "kind": made["kind"], "name": made["metadata"]["name"]
