@@ -631,6 +631,64 @@ def test_what_is_wrong_with_a_pool_is_named(
     assert said in done.stderr
 
 
+def with_name(manifest: str, name: str, **more: Any) -> str:
+    pool = json.loads(manifest)
+    return json.dumps({**pool, "metadata": {"name": name}, **more})
+
+
+@pytest.mark.parametrize("more", [{}, {"status": {"nodes": 1}}], ids=["", "with a status"])
+def test_a_pool_that_no_job_can_name_is_refused(control_plane: ControlPlane, more: dict[str, Any]) -> None:
+    for length, said in ((63, ""), (64, "metadata.name must be at most 63 characters")):
+        manifest = with_name(cpu_pool(2), "a" * length, **more)
+        done = kubectl(control_plane, "create", "--dry-run=server", "-f", "-", stdin=manifest)
+        assert (done.returncode == 0) == (not said), done.stderr
+        assert said in done.stderr
+
+
+@pytest.mark.nightly
+def test_a_pool_that_no_job_can_name_lives_on(control_plane: ControlPlane) -> None:
+    """One that was stored before: its status is written, its size changed, and its finalizer goes."""
+    now = yaml.safe_load(Path("crds/shoal.dev_capacitypools.yaml").read_text())
+    now["metadata"]["name"], now["spec"]["group"] = "oldpools.before.example.com", "before.example.com"
+    now["spec"]["names"] = {
+        "plural": "oldpools",
+        "singular": "oldpool",
+        "kind": "OldPool",
+        "listKind": "OldPoolList",
+    }
+    before = json.loads(json.dumps(now).replace(".size() <= 63", ".size() <= 253"))
+    names = ["a" * 64, "b" * 64]
+
+    def apply(manifest: str) -> subprocess.CompletedProcess[str]:
+        return kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=manifest)
+
+    def pool(name: str) -> str:
+        kind = {"apiVersion": "before.example.com/v1alpha1", "kind": "OldPool"}
+        return with_name(cpu_pool(2), name, **kind)
+
+    def patch(name: str, change: dict[str, Any], *words: str) -> None:
+        done = kubectl(
+            control_plane, "patch", "oldpool", name, "--type=merge", "-p", json.dumps(change), *words
+        )
+        assert done.returncode == 0, done.stderr
+
+    try:
+        assert apply(json.dumps(before)).returncode == 0
+        assert eventually(lambda: apply(pool(names[0])).stdout)
+        assert apply(pool(names[1])).returncode == 0
+        patch(names[0], {"status": {"nodes": 1}}, "--subresource=status")
+        assert apply(json.dumps(now)).returncode == 0
+        assert "at most 63 characters" in eventually(lambda: apply(pool("c" * 64)).stderr)
+        patch(names[1], {"status": {"nodes": 1}}, "--subresource=status")
+        for name in names:
+            patch(name, {"status": {"nodes": 2}}, "--subresource=status")
+            patch(name, {"metadata": {"finalizers": ["example.com/kept"]}, "spec": {"limits": {"nodes": 2}}})
+            patch(name, {"metadata": {"finalizers": None}})
+            assert kubectl(control_plane, "delete", "oldpool", name).returncode == 0
+    finally:
+        kubectl(control_plane, "delete", "crd", now["metadata"]["name"])
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -144,6 +144,17 @@ class CapacityPoolSpec(Strict):
 class CapacityPool(Resource):
     """Interchangeable nodes: the same accelerator, zone, price and interruption rate."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                # What is stored keeps its name, or could not be changed, nor end with a finalizer. Of what is new, the
+                # API server drops the status.
+                "has(self.status) || self.metadata.name.size() <= 63",
+                "metadata.name must be at most 63 characters: pods of a job have it as a label",
+            )
+        )
+    )
+
     PLURAL: ClassVar[str] = "capacitypools"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("cpool",)
     NAMESPACED: ClassVar[bool] = False
