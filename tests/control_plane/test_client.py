@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,13 @@ from dev.kube import Kube
 from shoal.api.crd import KINDS as MODELS
 from shoal.api.crd import published
 from shoal.cli import main
-from shoal.client import Client
+from shoal.client import Client, install_key
 from shoal.client.doctor import read
 from shoal.errors import NotFound, Refused, UsageError
-from shoal_trainer.contract import Outcome, TerminationMessage
+from shoal_trainer.contract import Outcome, TerminationMessage, job_key
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
 from tests.doubles.fake_kubelet import FakeKubelet
+from tests.unit.policy import build
 
 Shoal = Callable[..., Any]
 
@@ -224,3 +226,36 @@ async def test_without_a_cluster_the_exit_code_is_4(tmp_path: Path) -> None:
     )
     assert result.exit_code == 4
     assert "Make `kubectl get nodes` work" in result.output
+
+
+def test_an_install_key_is_retired_when_no_pod_and_no_job_has_it(client: Client) -> None:
+    """What the API server itself says of who wrote the Secret, and when."""
+    namespace, old = client.namespace, b"o" * 32
+    core, jobs = (
+        f"/api/v1/namespaces/{namespace}",
+        f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs",
+    )
+
+    def secret(name: str, key: bytes, **metadata: Any) -> None:
+        data = {"key": base64.b64encode(key).decode()}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, **metadata}, "data": data}
+        client.api.create(f"{core}/secrets", body)
+
+    secret("shoal-install-key", old)
+    labels = {"app.kubernetes.io/name": "shoal"}
+    spec = {"containers": [{"name": "operator", "image": "x"}]}
+    metadata = {"name": "shoal-a", "labels": labels}
+    client.api.create(f"{core}/pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    install_key.rotate(client.api, "shoal-install-key")
+    with pytest.raises(Refused, match="shoal-a began before the rotation"):
+        install_key.retire(client.api, "shoal-install-key")
+    client.api.delete(f"{core}/pods/shoal-a")
+    body = build.job_manifest()
+    body["metadata"] = {"name": "runs"}
+    uid = client.api.create(jobs, body)["metadata"]["uid"]
+    secret("runs", job_key(old, uid, "1"), labels={"shoal.dev/job-uid": uid})
+    with pytest.raises(Refused, match=f"{namespace}/runs have the previous key"):
+        install_key.retire(client.api, "shoal-install-key")
+    client.api.delete(f"{jobs}/runs")
+    install_key.retire(client.api, "shoal-install-key")
+    assert client.api.get(f"{core}/secrets/shoal-install-key")["data"].keys() == {"key", "key-id"}
