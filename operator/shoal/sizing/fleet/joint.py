@@ -65,8 +65,8 @@ def _traders(
 ) -> Sequence[Solved]:
     """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
 
-    Where none misses its limits: all, if one pays more because of what others have. `limits`: the nodes by pool that
-    there are for all of them.
+    Where nobody else has it, one that is late itself may, of the same priority. Where none misses its limits: all, if
+    one pays more because of what others have. `limits`: the nodes by pool that there are for all of them.
     """
     late = [each for each in able if not each.answer.feasible]
     if not late:
@@ -80,8 +80,12 @@ def _traders(
     others = sorted((each for each in able if each.answer.feasible and has(each)), key=has, reverse=True)
     room = max(MOST_TRADERS - len(late), MOST_TRADERS // 2)
     givers = others[:room]
+    if not givers:
+        number = Counter(each.job.priority for each in late)
+        level = next((priority for priority, jobs in number.items() if jobs > 1), None)
+        late = [each for each in late if each.job.priority == level]
     chosen = {each.job.name for each in [*givers, *late[: MOST_TRADERS - len(givers)]]}
-    return [each for each in able if each.job.name in chosen] if givers else ()
+    return [each for each in able if each.job.name in chosen]
 
 
 def _traded(
@@ -109,6 +113,8 @@ def _traded(
         return ()
     if _missed(traded) != _missed(traders):
         return traded if _missed(traded) < _missed(traders) else ()
+    if not any(each.answer.feasible for each in traders):  # what jobs cost that are late is not what counts
+        return ()
     return traded if _is_better(traded, traders) else ()
 
 

@@ -1,12 +1,14 @@
 """Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left.
 
-Where that is dear, or leaves one without the nodes that it needs, they are planned together (`joint.py`).
+Who is late with all nodes comes after those that may be in time, or one late job would make the next one late. Where
+that is dear, or leaves one without the nodes that it needs, they are planned together (`joint.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +36,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 NOT_URGENT = True, math.inf
+LATE = sys.float_info.max
+"""The slack of a job that is late with all nodes: it leaves those that may be in time what they need, and goes before
+those without a deadline."""
 SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 
@@ -211,4 +216,4 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     )
     fastest = sum(rates[: job.max_workers])
     slack = job.deadline_seconds * fastest / max(samples, 1.0)
-    return not one.measured, slack
+    return not one.measured, slack if slack >= 1 else LATE

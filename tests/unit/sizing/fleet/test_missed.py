@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ ROWS = (
     Row("P100", batch_size=128, workers=4, compute=LogMean.of(0.083, 0.004, 5000)),
     Row("V100-16GB", batch_size=128, workers=4, compute=LogMean.of(0.0805, 0.003, 5000)),
 )
+IDLE = Profile(MODEL, ROWS[:1], {1: ServerLoad(0.6, 6000)})
 KNOWN = Profile(MODEL, ROWS, {1: ServerLoad(60.0, 60000)})
 FULL = Profile(MODEL, ROWS[:1], {1: ServerLoad(600.0, 40000)})
 """Its server makes 66 updates a second, which 6 workers do."""
@@ -63,6 +65,61 @@ def test_late_job_stays_where_it_is_about_as_good_and_where_there_is_room() -> N
     assert chosen(32, best + 1) == best + 1
     assert chosen(32, best + 4) < best + 4  # which costs more
     assert chosen(best, best + 1) <= best  # which the pool has no more
+
+
+WORK = {"pools": ("steady",), "min_workers": 1, "samples_left": 8 * 3000 * 128 / 0.083}
+"""Of eight workers for 50 minutes."""
+HALF: dict[str, object] = {"running": {"steady": 8}, "planned": {"steady": 8}}
+FINE = job("fine", **WORK, **HALF)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        job("a", deadline_seconds=-60.0, **WORK, **HALF),
+        job("a", deadline_seconds=-60.0, prefer="MinTime", **WORK, **HALF),
+        job("a", deadline_seconds=60.0, **WORK),
+        job("a", deadline_seconds=1600.0, **WORK),
+    ],
+    ids=[
+        "passed",
+        "passed, and to be fast",
+        "for nobody to keep",
+        "for all 16 nodes, were they there at once",
+    ],
+)
+def test_a_job_that_is_late_anyway_leaves_the_nodes_of_one_that_is_in_time(late: FleetJob) -> None:
+    """It was the most urgent one, took 15 of 16 nodes, and then there were two that missed their deadlines."""
+    found = plan_fleet([STEADY], [IDLE], [FINE, late]).jobs
+    assert found["fine"].feasible
+    assert (found["fine"].counts["steady"], found["a"].counts["steady"]) == (8, 8)
+
+
+def test_a_job_that_is_late_goes_before_one_without_a_deadline() -> None:
+    late = job("z", deadline_seconds=-60.0, **WORK)
+    found = plan_fleet([STEADY], [IDLE], [job("a", deadline_seconds=None, **WORK), late]).jobs
+    assert found["z"].counts["steady"] > found["a"].counts["steady"] > 0
+
+
+def test_of_two_jobs_the_one_that_can_be_in_time_is_whatever_the_other_has_to_do() -> None:
+    """Minute by minute: the one that was late had 15 of 16 nodes for 80 minutes, and the other one ended after 100."""
+    ends, has, kept = {"fine": 3600, "late": 600}, {"fine": 8, "late": 8}, dict[str, Any]()
+    left = {"fine": FINE.samples_left or 0.0, "late": 3 * (FINE.samples_left or 0.0)}
+    done = dict[str, int]()
+    for now in range(0, 6600, 60):
+        jobs = [
+            replace(FINE, name=name, samples_left=left[name], deadline_seconds=ends[name] - now,
+                    running={"steady": n}, planned={"steady": n})
+            for name, n in has.items() if name not in done
+        ]  # fmt: skip
+        found = plan_fleet([STEADY], [IDLE], jobs, kept=kept).jobs
+        for name, each in found.items():
+            has[name] = each.counts["steady"]
+            left[name] -= has[name] * 60 * 128 / 0.083
+            if left[name] <= 0:
+                done[name] = now + 60
+    assert done["fine"] < ends["fine"]
+    assert done["late"] <= 6120  # which all its work takes 16 nodes after the other one's
 
 
 POOLS = st.builds(
