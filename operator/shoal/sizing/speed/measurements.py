@@ -174,6 +174,7 @@ class Row:
     def alone(self) -> LogMean | None:
         """The time of a worker alone: compute and input, at any number of workers; or the step of a single one.
 
+        How long its exchange takes, which may be longer, one row does not say (`exchange.py`).
         On a CPU the exchange takes its time from the same cores as the compute: beside it or not, it makes it longer.
         So the step is no longer than all parts in turn, and no longer than it was, with waits for others and all.
         """

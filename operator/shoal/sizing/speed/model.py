@@ -14,6 +14,7 @@ from zlib import crc32
 
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
+from shoal.sizing.speed.exchange import alone, limits, sharing
 from shoal.sizing.speed.measurements import Basis, LeftOut, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
@@ -55,14 +56,17 @@ class SpeedModel:
         self._profiles = _by_model(profiles)
         known: list[Observation] = []
         for profile in self._profiles:
-            for row in profile.rows:
-                alone = row.alone
-                if alone is not None and self._sheets.knows(row.device):
-                    known.append(_observation(profile.model, row, alone))
+            for row, time in alone(profile):
+                if self._sheets.knows(row.device):
+                    known.append(_observation(profile.model, row, time))
         every = merged(known)
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
         self._loads, self._clusters = self._of_servers(planned)
+        counted = {load.model.key for load in self._loads if planned is None or load.model.key in planned}
+        self._sharing = [
+            one for profile in self._profiles if profile.model.key in counted for one in sharing(profile)
+        ]
         self.workers = WorkerModel(self._observations, self._sheets)
         self._speeds: dict[Configuration, WorkerSpeed] = {}
 
@@ -70,7 +74,8 @@ class SpeedModel:
     def servers(self) -> ServerModel:
         """The posterior of the parameter servers."""
         found = (self._cluster(model, row) for model, row in self._clusters)
-        return ServerModel(self._loads, [cluster for cluster in found if cluster is not None])
+        clusters = [*self._sharing, *(cluster for cluster in found if cluster is not None)]
+        return ServerModel(*limits(self._loads, clusters))
 
     def _of_servers(self, planned: Collection[str] | None) -> tuple[list[Load], list[tuple[Model, Row]]]:
         """What tells of the servers: their loads, and of models without any the rows of several workers."""
@@ -133,14 +138,14 @@ class SpeedModel:
         step = row.step_seconds
         if step is None:
             return None
-        alone = self.worker(model, row.device, row.devices, row.cores, row.batch_size)
+        one = self.worker(model, row.device, row.devices, row.cores, row.batch_size)
         return Cluster(
             model,
             row.workers,
             row.parameter_servers,
-            row.workers / alone.seconds,
+            row.workers / one.seconds,
             row.workers / step,
-            alone.sigma,
+            one.sigma,
             f"{model.key} {row.device} {row.devices} {row.batch_size}",
         )
 
@@ -170,12 +175,12 @@ def fitted(
     return speeds, left_out
 
 
-def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
+def _observation(model: Model, row: Row, time: LogMean) -> Observation:
     """A row as an observation: what is old weighs less."""
-    variance = alone.variance_log / max(alone.count * priors.weight(row.age_seconds), 1e-3)
+    variance = time.variance_log / max(time.count * priors.weight(row.age_seconds), 1e-3)
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
-    return Observation(one, math.log(alone.seconds), variance + drift)
+    return Observation(one, math.log(time.seconds), variance + drift)
 
 
 def merged(known: Sequence[Observation]) -> list[Observation]:

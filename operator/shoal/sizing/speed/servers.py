@@ -4,8 +4,9 @@
     C = servers^s / u                             updates a second of all servers
     V = (A^-p + C^-p)^(-1/p)                      the cluster's steps a second, A: the workers alone
 
-Busy seconds and updates of the shards give u and C directly, at any number of workers. Else clusters that are slower
-than the sum of their workers do: one row is information. Both update the same posterior (Gauss-Newton around a prior),
+Busy seconds and updates of the shards give u and C directly, at any number of workers. Where there are none, or less
+is seen to come through (`exchange.py`), clusters that are slower than the sum of their workers do: one row is
+information. Both update the same posterior (Gauss-Newton around a prior),
 so what is not measured keeps the prior's width.
 """
 
