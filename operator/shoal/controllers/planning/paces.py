@@ -11,6 +11,7 @@ be watched, also after a restart of the operator, what `status.prediction` says 
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import fmean
 from typing import NamedTuple
 
 from shoal.api.training_job import TrainingJob
@@ -38,6 +39,8 @@ class _Point(NamedTuple):
 
 class _Rate(NamedTuple):
     per_second: float
+    window: float
+    """Seconds that were watched."""
     seconds: float
     """Of a watch that tells as much."""
 
@@ -73,13 +76,24 @@ class Paces:
         for gone in watches.keys() - active.keys():
             del watches[gone]
         found: dict[str, list[float]] = defaultdict(list)
-        seconds = []
+        rates = list[_Rate]()
+        pushing = list[tuple[str, float]]()
         for place, worker in active.items():
-            rate = _rate(watches.setdefault(place, []), worker, at - worker.beside_seconds)
-            if rate and place[:2] in pools:
-                found[pools[place[:2]]].append(rate.per_second)
-                seconds.append(rate.seconds)
-        return Watched(found, sum(seconds) / len(seconds)) if found else Watched()
+            points, now = watches.setdefault(place, []), at - worker.beside_seconds
+            rate = _rate(points, worker, now)
+            if (pool := pools.get(place[:2])) is None:
+                continue
+            pushing.append((pool, now - points[0].at))
+            if rate:
+                found[pool].append(rate.per_second)
+                rates.append(rate)
+        if not rates:
+            return Watched()
+        window = fmean(rate.window for rate in rates)
+        company: dict[str, float] = defaultdict(float)
+        for pool, seconds in pushing:
+            company[pool] += min(seconds / window, 1.0)
+        return Watched(found, fmean(rate.seconds for rate in rates), company)
 
 
 def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | None:
@@ -104,4 +118,4 @@ def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | Non
         return None
     steps, seconds = last.steps - steady[0].steps, last.at - steady[0].at
     seconds += max(0.0, now - last.at - seconds / steps)
-    return _Rate((last.samples - steady[0].samples) / seconds, min(seconds, STEP_SECONDS * steps))
+    return _Rate((last.samples - steady[0].samples) / seconds, seconds, min(seconds, STEP_SECONDS * steps))

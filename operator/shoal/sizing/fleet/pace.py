@@ -35,7 +35,7 @@ DOUBT = 0.1
 TOLD = 0.1
 
 
-def samples_per_second(problem: Problem, counts: Sequence[int], servers: int | None = None) -> float:
+def samples_per_second(problem: Problem, counts: Sequence[float], servers: int | None = None) -> float:
     """Samples a second of these workers, all of them at work."""
     pairs = list(zip(problem.pools, counts, strict=True))
     alone = sum(n / pool.step_seconds for pool, n in pairs)
@@ -51,10 +51,10 @@ def pace_of(problem: Problem, now: Watched) -> Pace | None:
     measured = sum(sum(now.speeds.get(pool.name, ())) for pool in problem.pools)
     if measured <= 0:
         return None
-    running = [max(pool.running, n) for pool, n in zip(problem.pools, counts, strict=True)]
-    everyone = sum(n * pool.samples_per_second for pool, n in zip(problem.pools, running, strict=True))
+    pushing = [now.company.get(pool.name, n) for pool, n in zip(problem.pools, counts, strict=True)]
+    everyone = sum(n * pool.samples_per_second for pool, n in zip(problem.pools, pushing, strict=True))
     theirs = sum(n * pool.samples_per_second for pool, n in zip(problem.pools, counts, strict=True))
-    error = samples_per_second(problem, running) * theirs / everyone / measured - 1
+    error = samples_per_second(problem, pushing) * theirs / everyone / measured - 1
     return Pace(error, now.seconds)
 
 

@@ -73,10 +73,15 @@ class FleetPool:
 
 @dataclass(frozen=True)
 class Watched:
-    """Samples/s of single workers now, by pool, and for how many seconds each was watched, in the mean."""
+    """Samples/s of single workers now, by pool, and for how many seconds each was watched, in the mean.
+
+    `company`: how many workers pushed meanwhile in the mean, by pool, and so shared the servers. Those that start do
+    not; empty: those that were watched.
+    """
 
     speeds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     seconds: float = 0.0
+    company: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

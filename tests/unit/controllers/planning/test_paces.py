@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from shoal.controllers.planning.paces import Paces
 from shoal.sizing.fleet import Watched
-from shoal.sizing.fleet.pace import NOISE, NOISE_SECONDS
+from shoal.sizing.fleet.pace import NOISE, NOISE_SECONDS, pace_of, samples_per_second
+from shoal.sizing.plan.problem import Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
+from shoal.sizing.speed.servers import PsModel
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 from tests.unit.controllers.planning.world import training_job
 
@@ -197,3 +200,23 @@ def test_a_task_between_two_looks_dates_no_push(
         speeds += found.speeds.get("spot", [])
     assert speeds == [pytest.approx(32 / step)] * len(speeds)
     assert len(speeds) > 50
+
+
+def test_workers_that_have_just_begun_to_push_shared_the_servers_for_as_long() -> None:
+    """Where servers bend the sum, three workers that were one are as slow as predicted, from the first push."""
+    paces, one = Paces(), Problem(
+        (Pool("spot", 3, 1.0, 1.0, 100, running=3),), StepWork(samples=1e6), servers=Servers((1,), model=PsModel(1.0))
+    )  # fmt: skip
+    errors, samples = [], [1.0, 0.0, 0.0]
+    for second in range(0, 400, 5):
+        pushing = 1 if second < 200 else 3
+        pushed = [pushing > number for number in range(3)]
+        each = samples_per_second(one, [pushing]) / pushing
+        samples = [n + 5 * each * pushes for n, pushes in zip(samples, pushed, strict=True)]
+        found = paces.observe(JOB, report(*(int(n) for n in samples)), float(second))
+        if pace := pace_of(one, found):
+            errors.append(pace.error)
+        if second >= 300:
+            assert found.company == {"spot": pytest.approx(3.0)}
+    assert len(errors) > 70
+    assert max(map(abs, errors)) < 0.15

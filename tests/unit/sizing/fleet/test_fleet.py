@@ -584,7 +584,8 @@ def test_corrected_problem_predicts_what_the_workers_do(share: float, counts: tu
         assert samples_per_second(corrected, counts) == pytest.approx(share * everyone, rel=0.15)
         assert ("slower" in words) == (share < 0.85) or 0.8 < share < 0.95
         assert ("faster" in words) == (share > 1.15) or 1.05 < share < 1.2
-        some = pace_of(problem, Watched({name: found[:1] for name, found in each.items()}, 30.0))
+        first = {name: found[:1] for name, found in each.items()}
+        some = pace_of(problem, Watched(first, 30.0, {name: len(found) for name, found in each.items()}))
         assert some is not None
         assert pace is not None
         assert some.error == pytest.approx(pace.error, abs=0.01)  # some of the workers tell as much as all
