@@ -5,7 +5,8 @@ between them: in the time from report to report there may be one step more, or n
 
 Time in tasks and waits is left out: it is predicted by itself (`sizing/beside.py`), however long an epoch is. Averages
 of single steps will not do: where a quota stops a process, one step in six takes most of the time. While no worker can
-be watched, also after a restart of the operator, what `status.prediction` says of the last watch holds.
+be watched, also after a restart of the operator, what `status.prediction` says of the last watch holds. So it does
+while a parameter server is away, for which all workers wait, however many there are.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Paces:
 
     def observe(self, job: TrainingJob, report: StatusReport | None, at: float) -> Watched:
         """Samples/s of single workers, of those that are steady. `at`: when the report was made."""
+        if report is not None and not all(shard.ready for shard in report.shards):
+            report = None
         watches = self._jobs.setdefault(job.metadata.uid, {})
         pools = {
             (slot.index, slot.incarnation): slot.pool

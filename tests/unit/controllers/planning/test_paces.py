@@ -16,7 +16,7 @@ from shoal.sizing.fleet.pace import NOISE, NOISE_SECONDS, pace_of, samples_per_s
 from shoal.sizing.plan.problem import Pool, Problem, Servers
 from shoal.sizing.plan.work import StepWork
 from shoal.sizing.speed.servers import PsModel
-from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from shoal_trainer.contract import Phase, ShardReport, StatusReport, WorkerReport, WorkerState
 from tests.unit.controllers.planning.world import training_job
 
 SLOTS = [*({"index": i, "incarnation": 0, "pool": "spot"} for i in range(3)), {"role": "ps", "index": 0}]
@@ -220,3 +220,18 @@ def test_workers_that_have_just_begun_to_push_shared_the_servers_for_as_long() -
             assert found.company == {"spot": pytest.approx(3.0)}
     assert len(errors) > 70
     assert max(map(abs, errors)) < 0.15
+
+
+def test_workers_that_wait_for_a_parameter_server_are_not_slow() -> None:
+    """Within five minutes in which server 1 was replaced, eight workers were planned to be 28."""
+    paces, rates = Paces(), []
+    for second in range(0, 900, 5):
+        away = 300 < second <= 600
+        trained = min(second, 300) + max(0, second - 600)
+        shards = (ShardReport(index=0, epoch=0), ShardReport(index=1, epoch=0, ready=not away))
+        said = report(1 + 100 * trained, ago=second - 300.0 if away else 0.0)
+        found = paces.observe(JOB, said.model_copy(update={"shards": shards}), float(second))
+        assert not (away and found.speeds), "what was seen last holds"
+        rates += found.speeds.get("spot", [])
+    assert len(rates) > 100
+    assert rates == [pytest.approx(100.0)] * len(rates)
