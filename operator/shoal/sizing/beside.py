@@ -12,10 +12,12 @@ mean over those that were seen, and over those that are left. Nothing here needs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["Beside"]
+
+ENDLESS = 1e18
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Beside:
     behind: int = 0
     sigma: float = 0.0
     seen: float = 1.0
+
+    @property
+    def at_the_end(self) -> Beside:
+        """Where nothing is left to train: what is behind is to be done, and no epoch ends any more."""
+        return replace(self, per_epoch=ENDLESS)
 
     def share_of_steps(self, workers: float) -> float:
         """The part of an epoch's time in which so many workers train."""

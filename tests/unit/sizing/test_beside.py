@@ -10,10 +10,13 @@ import pytest
 
 from shoal.api.speed_profile import BesideSteps, SpeedProfileStatus
 from shoal.sizing.beside import Beside
+from shoal.sizing.fleet import FleetJob, plan_fleet
+from shoal.sizing.fleet.problems import work_of
 from shoal.sizing.fleet.resources import beside_of
 from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem
 from shoal.sizing.plan.work import StepWork
+from tests.unit.sizing.fleet.test_fleet import PROFILE, STEADY, job
 
 EPOCHS, PER_EPOCH, RATE, TASK = 5, 12_000.0, 100.0, 30.0
 TICK = 0.01
@@ -47,6 +50,33 @@ def test_tasks_of_epochs_that_ended_and_are_not_done_count() -> None:
     assert beside.samples(200.0, 1) == 14.0
     assert replace(beside, behind=1).samples(200.0, 1) == 21.0
     assert list(beside.samples(np.array([1.0, 100.0, 101.0]), np.array([1.0, 1.0, 1.0]))) == [7.0, 7.0, 14.0]
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16])
+@pytest.mark.parametrize("waits", [0.0, 1800.0 * RATE])
+def test_at_the_last_evaluation_no_other_one_is_to_come(workers: int, waits: float) -> None:
+    """For a job that was about to end, two were planned: nodes were bought for it, or it was said to be late."""
+    beside = Beside(50_000.0, 1800.0 * RATE, waits, behind=1, sigma=0.1, seen=10.0)
+    for left in ({"samples_left": 0.0}, {"steps_left": 0.0}, {"samples_left": 0.0, "steps_left": 100.0}):
+        work = work_of(FleetJob("a", (), beside=beside, batch_size=128, **left))
+        assert isinstance(work, StepWork)
+        steps = work.iterations(np.array([128.0]), np.array([float(workers)]))
+        assert steps == pytest.approx(workers * 1800.0 * RATE / 128, rel=0.01)
+        assert 0 < work.spread(np.array([float(workers)])) < 0.2
+
+
+def test_a_job_at_its_last_evaluation_buys_no_nodes_and_is_in_time() -> None:
+    """It had one of 30 min and a deadline of 40 min, and was planned 19 workers, or not to be in time."""
+    speed = 128 / 0.083
+    for waits in (0.0, 1800 * speed):
+        beside = Beside(50_000.0, 1800 * speed, waits, behind=1, sigma=0.1, seen=10.0)
+        there = {"steady": 4}
+        last = job(pools=("steady",), samples_left=0.0, beside=beside, running=there, planned=there,
+                   max_workers=64, deadline_seconds=2400.0)  # fmt: skip
+        found = plan_fleet([replace(STEADY, limit=64)], [PROFILE], [last]).jobs["a"]
+        assert found.feasible
+        assert found.counts["steady"] <= 4
+        assert found.finish_seconds == pytest.approx(1800, rel=0.02)
 
 
 def test_a_plan_counts_them_in_its_time_cost_and_confidence() -> None:

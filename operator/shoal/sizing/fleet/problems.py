@@ -320,11 +320,15 @@ def _too_small(pool: FleetPool, job: FleetJob, model: Model) -> str | None:
 
 
 def work_of(job: FleetJob) -> Work:
-    """What is left of a job: at least one step, or sample."""
+    """What is left of a job: at least one step, or sample. Where none is left, that ends no epoch."""
     if job.loss is not None:
         return job.loss
-    steps, samples = (None if left is None else max(left, 1.0) for left in (job.steps_left, job.samples_left))
-    return StepWork(steps, samples, job.samples_sigma, job.efficiency, job.beside)
+    left = job.steps_left, job.samples_left
+    steps, samples = (None if each is None else max(each, 1.0) for each in left)
+    beside = job.beside
+    if beside is not None and any(each is not None and each < 1 for each in left):
+        beside = beside.at_the_end
+    return StepWork(steps, samples, job.samples_sigma, job.efficiency, beside)
 
 
 def startup_of(pool: FleetPool) -> float:
