@@ -19,7 +19,7 @@ from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.planner import exactly
 from shoal.sizing.plan.problem import Prefer
-from shoal.sizing.plan.switch import is_sure, switch
+from shoal.sizing.plan.switch import Switch, is_sure, switch
 from shoal.sizing.plan.together import plan_together
 
 __all__ = ["better_together"]
@@ -184,7 +184,7 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
     Together: what one job gains by nodes of another is no gain if that one loses as much, each as a part of its time;
     those that prefer to be cheap, of what they cost. A job of higher priority gains, whatever lower ones lose.
     """
-    plans, changes = list[Solved](), defaultdict[int, list[tuple[Solved, Floats]]](list)
+    plans, changes = list[Solved](), defaultdict[int, list[tuple[Solved, Switch]]](list)
     for each in best:
         assert each.one is not None
         counts = [each.job.under_way.get(pool.name, 0) for pool in each.one.problem.pools]
@@ -199,7 +199,7 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
         if not (change.kept and same.feasible):
             return None
         plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
-        changes[each.job.priority].append((plans[-1], change.saved))
+        changes[each.job.priority].append((plans[-1], change))
     if any(n > limits[name] for name, n in _used(plans).items()):
         return None
     for _, level in sorted(changes.items(), reverse=True):
@@ -211,10 +211,10 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
     return plans
 
 
-def _saved(changes: Sequence[tuple[Solved, Floats]]) -> Floats:
+def _saved(changes: Sequence[tuple[Solved, Switch]]) -> Floats:
     """What jobs of one priority save together by a change from their plans, in each simulated run."""
-    faster = [saved for kept, saved in changes if _prefers(kept) == "MinTime"]
-    cheaper = [(saved, kept.answer.cost or 0.0) for kept, saved in changes if _prefers(kept) != "MinTime"]
+    faster = [change.saved for _, change in changes if change.timed]
+    cheaper = [(change.saved, kept.answer.cost or 0.0) for kept, change in changes if not change.timed]
     cost = sum(cost for _, cost in cheaper)
     with np.errstate(invalid="ignore"):  # where one never ends now, and another would not: no gain
         return np.zeros(1) + sum(faster) + sum(saved for saved, _ in cheaper) * len(cheaper) / (cost or 1.0)

@@ -116,7 +116,7 @@ def job_problem(
         objective=Objective(
             deadline=job.deadline_seconds,
             budget=job.budget_left,
-            prefer=job.prefer,
+            prefer="MinTime" if _is_free(options, servers) else job.prefer,
             confidence=job.confidence,
             spare=spare if any(option.spot for option in options) else 0.0,
             spent=job.spent,
@@ -135,6 +135,11 @@ def job_problem(
     if reserve is None and promised is not None and job.min_workers < job.max_workers:
         problem = replace(problem, fallback=_fallback(problem, promised))
     return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace, reserve or {})
+
+
+def _is_free(options: Sequence[Pool], servers: Servers) -> bool:
+    """Whether all plans cost nothing: then jobs share the nodes so that all of them are fast."""
+    return not (servers.price or any(option.price or option.transfer_per_gib for option in options))
 
 
 def _check(

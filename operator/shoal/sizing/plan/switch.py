@@ -25,12 +25,13 @@ SURE = 0.8
 class Switch:
     """What leaving what runs for another plan saves in every simulated run (runs,), in money.
 
-    Where time is preferred: the logarithm of how many times as fast the other one is.
+    `timed`: where time is preferred, or neither costs anything, the logarithm of how many times as fast it is.
     """
 
     saved: Floats
     kept: bool
     """What runs keeps the limits with the confidence asked for."""
+    timed: bool = False
 
 
 def is_sure(saved: Floats) -> bool:
@@ -52,9 +53,9 @@ def switch(
 ) -> Switch:
     """Compare `new` with `current`, what runs or is on its way.
 
-    Better is less cost, or time by the objective. Both see the same nodes and speeds in every run (common random
-    numbers); what runs needs no start-up, so the start-ups of what is new are part of the cost of the switch; the other
-    is that nodes are paid for a while after their workers have left (`idle_seconds`).
+    Better is less cost, or time by the objective, and where neither costs anything. Both see the same nodes and speeds
+    in every run (common random numbers); what runs needs no start-up, so the start-ups of what is new are part of the
+    cost of the switch; the other is that nodes are paid for a while after their workers have left (`idle_seconds`).
     """
     objective = problem.objective
     model = ElasticModel(problem)
@@ -62,10 +63,9 @@ def switch(
     now, then = (engine.run(counts, servers, model.zone(counts, servers)) for counts in (current, new))
     pairs = [*zip(problem.pools, current, new, strict=True)]
     with np.errstate(divide="ignore", invalid="ignore"):  # one never ends, or neither
-        if objective.prefer == "MinTime":
-            saved = np.log(now.finish / then.finish)
-        else:
-            drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600
-            saved = objective.with_spare_time(now.cost, now.finish)
-            saved = saved - objective.with_spare_time(then.cost + drained, then.finish)
-    return Switch(saved, kept(objective, now) >= objective.confidence)
+        faster = np.log(now.finish / then.finish)
+        drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600
+        saved = objective.with_spare_time(now.cost, now.finish)
+        saved = saved - objective.with_spare_time(then.cost + drained, then.finish)
+    timed = objective.prefer == "MinTime" or not (np.any(now.cost) or np.any(then.cost))
+    return Switch(faster if timed else saved, kept(objective, now) >= objective.confidence, timed)

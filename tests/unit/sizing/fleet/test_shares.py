@@ -117,3 +117,25 @@ def test_shares_stay_from_minute_to_minute_whatever_the_watch_says() -> None:
         found = plan_fleet(pools, [watched], jobs, kept={})
         assert counts(found) == shares
         left = {name: left[name] - 1e5 * n * noise.lognormvariate(0, 0.1) for name, n in shares.items()}
+
+
+@pytest.mark.parametrize("deadline", [None, 90_000.0])
+def test_job_on_nodes_that_cost_nothing_gets_all_that_make_it_faster(deadline: float | None) -> None:
+    """It stayed for ten hours with the two with which it began: no plan was cheaper in any run."""
+    free, cheap = (
+        replace(STEADY, name="own", price_per_hour=0.0),
+        {"prefer": "MinCost", "pools": ("own", "steady")},
+    )
+    runs = {"running": {"own": 2}, "planned": {"own": 2}, "samples_left": 1e8, "deadline_seconds": deadline}
+    for pools in ([free], [free, STEADY]):
+        found = plan_fleet(pools, [IDLE], [fast("a", **cheap, **runs)]).jobs["a"]
+        assert found.counts == {"own": 16, "steady": 0} if len(pools) == 2 else {"own": 16}
+        assert found.cost == 0.0
+
+
+@pytest.mark.parametrize("has", [(2, 2), (4, 4), (0, 8), (7, 1)])
+def test_jobs_share_nodes_that_cost_nothing_as_those_that_are_to_be_fast(has: tuple[int, int]) -> None:
+    """The first had seven of them, and the other one what it keeps in any case."""
+    free = replace(STEADY, limit=8, price_per_hour=0.0)
+    jobs = [running(name, n, prefer="MinCost") for name, n in zip("ab", has, strict=True)]
+    assert counts(plan_fleet([free], [IDLE], jobs)) == {"a": 4, "b": 4}
