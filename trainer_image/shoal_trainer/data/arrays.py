@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +16,6 @@ from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import Ranges
 from shoal_trainer.data.order import order_name, samples_at
 from shoal_trainer.errors import UserError
-
-PROBES, PROBED = 16, 4096
-"""The number of rows, and of the first values of each, by which two workers' arrays are compared."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,7 @@ class Arrays(Ranges):
     sample_weight: Any
     seed: int | None = None
     size: int = field(init=False)
+    looked_up = True
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "sample_weight"):
@@ -58,15 +55,6 @@ class Arrays(Ranges):
         if self.size < 1:
             raise UserError("The data must have at least one sample; the arrays are empty.")
 
-    def _probes(self) -> tuple[float, ...]:
-        """A number of each of some rows, in their own order. Another split, or another order, has other numbers.
-
-        Numbers and no digest: two machines may round what a script computes of its data in different ways.
-        """
-        rows = np.linspace(0, self.size - 1, min(self.size, PROBES)).astype(int)
-        columns = [np.asarray(leaf[rows]) for leaf in leaves((self.x, self.y, self.sample_weight))]
-        return tuple(sum(_number(column[row]) for column in columns) for row in range(len(rows)))
-
     def _order_name(self) -> str:
         return order_name(self.size)
 
@@ -75,15 +63,6 @@ class Arrays(Ranges):
             rows = samples_at(begin, min(begin + batch_size, stop), self.size, self.seed or 0, epoch)
             element = map_leaves(lambda leaf: as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
             yield _packed(*element)
-
-
-def _number(row: Any) -> float:
-    """A weighted sum of the values; of text a hash."""
-    values = np.ravel(row)[:PROBED]
-    if values.dtype.kind in "biuf":
-        weights = np.cos(np.arange(values.size))
-        return float(np.nan_to_num(values.astype(np.float64), posinf=1.0, neginf=-1.0) @ weights)
-    return sum(zlib.crc32(str(value).encode()) / 2**32 for value in values if isinstance(value, str | bytes))
 
 
 def _array(leaf: Any, *, column: bool) -> Any:

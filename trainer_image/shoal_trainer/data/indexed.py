@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from shoal_trainer.data.batch import Batch, batches, leaves
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
+from shoal_trainer.data.probes import PROBES, places, probed
 from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.rows import rebatched
 from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
@@ -39,19 +41,22 @@ class Ranges(Source):
     size: int
     shuffle: int | None = None
     seed: int | None
+    looked_up: ClassVar[bool] = False
+    """Whether a single sample is read by itself, without others."""
 
     def describe(self) -> Extent:
         """The number of samples, and what their order depends on."""
         options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}{self._order_name()}"
-        return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes())
+        return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed)
 
     def _order_name(self) -> str:
         """Of single samples; see `order_name`."""
         return ""
 
-    def _probes(self) -> tuple[float, ...]:
-        """See `Arrays`."""
-        return ()
+    def probes(self) -> tuple[float, ...]:
+        """See `Source`."""
+        parts = [Part(*place, None) for place in places(self.size, PROBES if self.looked_up else 2)]
+        return probed(lambda: itertools.chain(*(self.read(part, PROBES) for part in parts)))
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Read a range of positions; see `Source.read`."""

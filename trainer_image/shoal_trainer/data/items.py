@@ -37,6 +37,7 @@ class Items(Ranges):
     lengths: tuple[int, ...] = ()
     seed: int | None = None
     size: int = field(init=False)
+    looked_up = True
 
     def __post_init__(self) -> None:
         size = len(self.items)

@@ -41,6 +41,10 @@ class Mapped(Source):
         """As the data themselves."""
         return self.source.describe()
 
+    def probes(self) -> tuple[float, ...]:
+        """As the data themselves."""
+        return self.source.probes()
+
     def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:
         """As the data themselves."""
         return replace(self, source=self.source.placed(seed, worker))

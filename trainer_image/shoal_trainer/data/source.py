@@ -33,14 +33,13 @@ class Extent:
     """`size` samples, or `files` of unknown length (`size` None).
 
     Two workers find the same sample at a position if `order` and the seed are the same; "": no position is a certain
-    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`.
+    sample. `seed`: that of the data; None: the job's.
     """
 
     size: int | None
     files: tuple[str, ...] = ()
     order: str = ""
     seed: int | None = None
-    probes: tuple[float, ...] = ()
 
     def parts(self) -> Iterator[Part]:
         """All samples once, in their own order."""
@@ -80,6 +79,13 @@ class Source(ABC):
     @abstractmethod
     def describe(self) -> Extent:
         """How much data there is. Raises `UserError` if there is none, `Unreachable` if the storage does not answer."""
+
+    def probes(self) -> tuple[float, ...]:
+        """Numbers of some samples, the same wherever the same samples are read; none: unknown. Reads them.
+
+        Raises as `read` does.
+        """
+        return ()
 
     @abstractmethod
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:

@@ -31,6 +31,7 @@ from shoal_trainer.coordinator.protocol import (
     TaskDone,
     UnsentFiles,
 )
+from shoal_trainer.data.user_code import blamed_on_user
 from shoal_trainer.errors import (
     BadName,
     ProtocolError,
@@ -357,15 +358,20 @@ class ControlPlane:
 
 
 def spec_of(job: Training) -> DataSpec:
-    """The job's data as a message. Raises `UserError` if the list of files is too long."""
+    """The job's data as a message. Raises `UserError` if the list of files is too long.
+
+    Reads some samples: `Unreachable` if their storage is.
+    """
     extent = job.data.describe()
+    with blamed_on_user("the training data", "The data function failed"):
+        probes = job.data.probes()
     spec = DataSpec(
         size=extent.size,
         files=extent.files,
         seed=job.seed,
         order=extent.order
         and f"{extent.order} with the seed {job.seed if extent.seed is None else extent.seed}",
-        probes=extent.probes,
+        probes=probes,
         block=job.data.block,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,

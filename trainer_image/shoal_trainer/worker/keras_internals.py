@@ -25,6 +25,7 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 from keras.src.trainers.trainer import Trainer, model_supports_jit
+from tensorflow.python.eager import context
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
 # What is defined elsewhere.
@@ -276,6 +277,17 @@ def resource_of(variable: Any) -> Any:
 
 
 # --- TensorFlow
+
+
+@contextlib.contextmanager
+def without_seed() -> Iterator[None]:
+    """In this block TensorFlow draws as if nobody had given it a seed."""
+    seed = context.global_seed()
+    context.set_global_seed(None)
+    try:
+        yield
+    finally:
+        context.set_global_seed(seed)
 
 
 def made_of(dataset: Any) -> list[Any]:

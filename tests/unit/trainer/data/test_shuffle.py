@@ -90,11 +90,15 @@ def test_block_of_another_epoch_or_place_is_read_anew():
             assert found == order(30, low, high, blocks, 30)
 
 
+def numbered(start, stop):
+    return tf.data.Dataset.range(start, stop).map(lambda n: (n, n))
+
+
 @pytest.mark.parametrize(
     ("data", "block"),
     [
-        (Indexed(4000, lambda _start, stop: tf.data.Dataset.range(stop).map(lambda n: (n, n))), 1024),
-        (Indexed(4000, lambda _start, stop: tf.data.Dataset.range(stop).map(lambda n: (n, n)), shuffle=0), 0),
+        (Indexed(4000, numbered), 1024),
+        (Indexed(4000, numbered, shuffle=0), 0),
         (Indexed.from_arrays(np.zeros(4000), np.zeros(4000)), 0),
     ],
     ids=["blocks", "no shuffle", "arrays"],

@@ -213,6 +213,17 @@ def test_seeds():
     internals.replace_global_seed_generator(before)
 
 
+def test_block_without_a_seed():
+    keras.utils.set_random_seed(1)
+    drawn = []
+    for _ in range(2):
+        with internals.without_seed():
+            drawn.append(float(tf.random.uniform(())))
+        drawn.append(float(tf.random.uniform(())))
+    assert drawn[1] == drawn[3]
+    assert len(set(drawn)) == 3
+
+
 def test_data_sets_and_what_they_are_made_of():
     rows = tf.data.Dataset.from_tensor_slices(np.ones((4, 2)))
     batched = rows.map(lambda row: row).batch(2)
