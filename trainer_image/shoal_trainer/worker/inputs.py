@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, leaves
@@ -76,9 +77,23 @@ def described(batch: Batch) -> str:
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
-    # For an array, `constant` has less overhead than `convert_to_tensor`.
-    array = isinstance(leaf, np.ndarray)
-    return tf.constant(leaf, spec.dtype) if array else tf.convert_to_tensor(leaf, spec.dtype)
+    if not isinstance(leaf, np.ndarray):
+        return tf.convert_to_tensor(leaf, spec.dtype)
+    dtype = spec.dtype.as_numpy_dtype
+    if leaf.dtype != dtype and leaf.dtype.kind in "iuf" and not spec.dtype.is_floating:
+        _check_whole(leaf, dtype)
+    return tf.constant(leaf, spec.dtype)  # with less overhead than `convert_to_tensor`
+
+
+def _check_whole(leaf: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    """Raise `TypeError` for numbers that integers of this dtype are not: TensorFlow would cut them off in silence."""
+    with np.errstate(invalid="ignore"):
+        lost = leaf[leaf.astype(dtype) != leaf]
+    if lost.size:
+        raise TypeError(
+            f"{lost.flat[0]} cannot be {np.dtype(dtype).name}, the type in the first batch. Where some numbers have a "
+            "fraction, make all of them floats, for example float(row['stars'])"
+        )
 
 
 def _spec(leaf: Any) -> tf.TensorSpec:

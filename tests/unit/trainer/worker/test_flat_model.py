@@ -1,6 +1,7 @@
 """The flat training function: tracing, exports, and options of optimizers."""
 
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -157,6 +158,21 @@ def other(**changes):
 )  # fmt: skip
 def test_batch_that_the_model_cannot_compute_with_is_a_user_error(batch, words):
     refused(batch, words)
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), 2.0**70])
+def test_numbers_that_the_type_of_the_first_batch_cannot_hold_are_refused(number):
+    """TensorFlow would train on 1 instead of 1.5."""
+    y = np.array([1.0] * 15 + [number], np.float32)
+    refused(
+        other(y=y),
+        rf"TypeError: {re.escape(f'{y[15]}')} cannot be int64, .*\. The batch has .* float32\(16,\)",
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int32])
+def test_whole_numbers_of_another_type_are_those_of_the_first_batch(dtype):
+    assert stepped(other(y=DATA.example(16).y.astype(dtype))).loss == stepped(DATA.example(16)).loss
 
 
 @on_host  # a GPU, and XLA, give a loss that is not finite
