@@ -126,6 +126,7 @@ def compose(
         flat_model.layout,
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
+        flat_model.found.whole,
     )
     warn_of_data(job, config.reference_batch_size or config.batch_size, flat_model.example)
     warn_of_placement(placement)

@@ -19,7 +19,8 @@ class Findings:
     trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum. `metrics`: the names of
     the metrics whose sums the step returns. `embeddings`: by its path in x, the smallest Embedding that looks an
     array up as it is. `counts`: whether the step depends on the number of updates before it.
-    `no_means`: what a custom step returns that no sums over batches make up.
+    `no_means`: what a custom step returns that no sums over batches make up. `whole`: why only Keras' whole step can
+    compute the model, and no part of it apart, as a trace of a part has shown.
     """
 
     assigned: Sequence[Any] = ()
@@ -30,6 +31,7 @@ class Findings:
     embeddings: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
     counts: bool = False
     no_means: Sequence[str] = ()
+    whole: str = ""
 
     def warn(self, model: Any) -> None:
         """Log where training differs from plain Keras."""

@@ -133,6 +133,8 @@ class FlatModel:
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
+        self._whole = False
+        """Whether it is Keras' own step that computes, because of what a trace has shown."""
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         if devices is None:
             devices = () if self._on_host else _several(accelerators())
@@ -161,12 +163,7 @@ class FlatModel:
         weights = len(self.model.weights)
         try:
             with memory_is_enough():
-                try:
-                    self._trace(self._inputs.specs)
-                except NotPure:
-                    log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
-                    self._compute_on(self.devices[:1])
-                    self._trace(self._inputs.specs)
+                self._trace_first()
         except WorkerFailed:
             raise
         except Exception as error:
@@ -197,6 +194,30 @@ class FlatModel:
             for variable, value in before:
                 variable.assign(value)
             self._overflows = 0
+
+    def _trace_first(self) -> None:
+        """Trace the step for the example: on one device if several cannot share it, whole if no part stands alone."""
+        try:
+            self._trace(self._inputs.specs)
+        except Exception as error:
+            if isinstance(error, NotPure) and not self.found.whole:
+                log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
+                self._compute_on(self.devices[:1])
+                self._trace_first()
+            elif not self.found.whole:
+                raise
+        if self.found.whole and not self._whole:
+            self._take_whole()
+            self._trace(self._inputs.specs)
+
+    def _take_whole(self) -> None:
+        """Compute with Keras' own step from now on."""
+        counts = _count_for(self.model.optimizer, self._updates) if self.on_server else self.found.counts
+        self.found = Findings(whole=self.found.whole, counts=counts)
+        self.on_server, self.why_one_device, self._whole = False, self.found.whole, True
+        share_sums(self.model, 1.0)
+        if self.device_count > 1:
+            self._compute_on(self._usable(self.devices))
 
     def _trace(self, specs: list[Any]) -> Any:
         """Trace the step for these shapes, with XLA if the model uses it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.keras_internals import (
     clipped,
     compute_loss,
+    custom_gradients,
     iterations_of,
     resource_of,
     takes_training,
@@ -121,21 +124,23 @@ class GradientStep:
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
             *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
         ]
-        scope = _Scope(pairs, iterations_of(self._optimizer), updates)
+        exchanged = [*self._trainable, *self._statistics]
+        scope = _Scope(pairs, exchanged, iterations_of(self._optimizer), updates, self._found)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
-        with scope, self._averages.counted(), self._metrics.noted(), lookups(self._found, x):
+        with (
+            scope,
+            self._averages.counted(),
+            self._metrics.noted(),
+            lookups(self._found, x),
+            custom_gradients(scope.closed),
+        ):
             predicted = model(x, **kwargs)
             loss = compute_loss(model, x, y, predicted, weights)
-        self._found.counts |= scope.counts
         after = {id(v): scope.get_current_value(v) for v, _ in pairs}
         changed = {key: new for key, new in after.items() if new is not before[key]}
         if assigned := [v.path for v in self._trainable if id(v) in changed]:
-            raise UserError(
-                f"A layer assigns the trainable variables {', '.join(assigned)} in its call(), which parameter servers "
-                "cannot do. Let the optimizer run on the workers: give the model a train_step that returns "
-                "super().train_step(data)."
-            )
+            self._found.whole = f"a layer assigns {', '.join(assigned)} in its call()"
         return predicted, loss, changed, list(scope.others.values())
 
     def assign(self, outside: list[Any]) -> None:
@@ -157,24 +162,51 @@ class GradientStep:
 class _Scope(keras.StatelessScope):  # type: ignore[misc]
     """Holds the new values of the variables that it was given. Others are assigned at once, as in Keras' own step.
 
-    `iterations`, a variable of an optimizer, read as `updates`; `counts`: whether something has read them.
+    `iterations`, a variable of an optimizer, is read as `updates`.
+
+    In the scope a variable is a tensor. Where TensorFlow must know that it is one, `found.whole` says so: the gradient
+    of a custom one has the variables that its function uses, of which `exchanged` matter, and a loop or a branch may
+    assign some, while its tensors are its own.
     """
 
-    def __init__(self, pairs: list[tuple[Any, Any]], iterations: Any, updates: Any) -> None:
+    def __init__(
+        self,
+        pairs: list[tuple[Any, Any]],
+        exchanged: list[Any],
+        iterations: Any,
+        updates: Any,
+        found: Findings,
+    ) -> None:
         super().__init__(pairs, collect_losses=True)
         self.others: dict[int, Any] = {}
+        self._exchanged = {id(variable) for variable in exchanged}
         self._iterations, self._updates = iterations, updates
-        self.counts = False
+        self._found = found
+        self._graph = tf.compat.v1.get_default_graph()
+        self._closed = 0
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """In this block a function with a gradient of its own is traced."""
+        self._closed += 1
+        try:
+            yield
+        finally:
+            self._closed -= 1
 
     def get_current_value(self, variable: Any) -> Any:
-        if variable is not self._iterations:
-            return super().get_current_value(variable)
-        self.counts = True
-        return tf.cast(self._updates, variable.dtype)
+        if variable is self._iterations:
+            self._found.counts = True
+            return tf.cast(self._updates, variable.dtype)
+        if self._closed and id(variable) in self._exchanged:
+            self._found.whole = f"keras.remat or a tf.custom_gradient uses {variable.path}"
+        return super().get_current_value(variable)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         own = resource_of(variable)
+        if getattr(value, "graph", self._graph) is not self._graph and id(variable) in self.state_mapping:
+            self._found.whole = f"a layer assigns {variable.path} in a loop or a branch"
         if id(variable) in self.state_mapping or own is None:  # None: of a variable that the call creates
             super().add_update(update)
         else:

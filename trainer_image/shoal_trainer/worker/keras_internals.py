@@ -27,6 +27,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_g
 from keras.src.trainers.trainer import Trainer, model_supports_jit
 from tensorflow.python.eager import context
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
+from tensorflow.python.ops import custom_gradient
 
 # What is defined elsewhere.
 __all__ = [
@@ -288,6 +289,27 @@ def without_seed() -> Iterator[None]:
         yield
     finally:
         context.set_global_seed(seed)
+
+
+@contextlib.contextmanager
+def custom_gradients(inside: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """In this block, functions with a gradient of their own (`tf.custom_gradient`) are traced within `inside()`."""
+    with _SEEING:
+        trace = custom_gradient._graph_mode_decorator
+
+        def traced(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            @functools.wraps(function)
+            def within(*given: Any, **named: Any) -> Any:
+                with inside():
+                    return function(*given, **named)
+
+            return trace(within, args, kwargs)
+
+        custom_gradient._graph_mode_decorator = traced
+        try:
+            yield
+        finally:
+            custom_gradient._graph_mode_decorator = trace
 
 
 def made_of(dataset: Any) -> list[Any]:

@@ -67,13 +67,15 @@ class Placement:
         return not self.reason
 
 
-def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...] = ()) -> Placement:
+def place(
+    model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...] = (), whole: str = ""
+) -> Placement:
     """Decide for a built and compiled Keras model; `batch_size` is that of one step of its learning-rate schedule.
 
     `untrained`: positions of trainable variables that Keras does not update, and therefore does not decay. With
-    `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
+    `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches. `whole`: see `Findings`.
     """
-    if reason := why_worker(model):
+    if reason := whole or why_worker(model):
         each = parts(model.optimizer)
         _check_on_worker(model, each, reason)
         divides = all(isinstance(part, NORMALIZED) for part in each)
@@ -188,14 +190,12 @@ def why_worker(model: Any) -> str:
 
 
 def why_whole(model: Any) -> str:
-    """Why only Keras' whole step can compute this model, and no part of it apart; empty if parts can."""
+    """Why only Keras' whole step can compute this model, and no part of it apart; "": a trace shows it (`Findings`)."""
     if has_own_step(model):
         return "the model has a custom train_step"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
     for layer in layers_of(model):
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            return "SpectralNormalization assigns the kernel of its layer"
         if hasattr(layer.call, "get_concrete_function"):
             return (
                 f"call() of the layer {layer.name!r} is a tf.function, which has traced the layer's variables"

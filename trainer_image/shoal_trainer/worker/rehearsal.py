@@ -183,7 +183,10 @@ class Rehearsal:
                 f"The loss of the first batch is {step.loss}, or its gradient is not finite. Look for zeros in "
                 "divisions and logarithms, for NaN in the data, and for a learning rate that is much too high."
             )
-        placement = place(model.model, model.layout, self._config.batch_size, model.found.without_gradient)
+        found = model.found
+        placement = place(
+            model.model, model.layout, self._config.batch_size, found.without_gradient, found.whole
+        )
         warn_of_placement(placement)
         say(f"loss {step.loss:.4g}; the optimizer runs on the {PLACES[placement.on_server]}")
         say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")

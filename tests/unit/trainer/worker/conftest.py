@@ -41,7 +41,7 @@ MATRIX = {
     "test_loop_data", "test_loop_outages", "test_lora", "test_losses", "test_losses_per_output",
     "test_lost_server_during_task", "test_moving_statistics", "test_non_finite", "test_overflow",
     "test_randomness", "test_refusals", "test_rounds", "test_scalar_loss", "test_skipped_statistics",
-    "test_target", "test_tasks", "test_training_metrics", "test_weighing", "test_without_call",
+    "test_target", "test_tasks", "test_training_metrics", "test_weighing", "test_whole_step", "test_without_call",
 }  # fmt: skip
 """The modules whose tests run a model: nightly both ways, because XLA compiles each model. A test that XLA cannot pass
 is marked `on_host`, with its reason."""

@@ -251,6 +251,15 @@ def not_finite():
     return [bool(step.finite), bool(np.isfinite(state).all())]
 
 
+def recomputed():
+    class Recomputed(L.Dense):
+        def call(self, x):
+            return keras.remat(super().call)(x)
+
+    begin()
+    return compiled(keras.Sequential([keras.Input((6, 6, 1)), L.Flatten(), Recomputed(4)]))
+
+
 def fallback():
     records = []
     handler = logging.Handler()
@@ -261,7 +270,8 @@ def fallback():
     on_worker, ((_, other),) = stepped(lambda: functional(scaled), batch(), SEVERAL)
     own_step, _ = stepped(lambda: subclassed(OwnStep), batch(), SEVERAL)
     marking, _ = stepped(marked, batch(), SEVERAL)
-    counts = [each.device_count for each in (on_one, on_worker, own_step, marking)]
+    again, _ = stepped(recomputed, batch(), SEVERAL)
+    counts = [each.device_count for each in (on_one, on_worker, own_step, marking, again)]
     return [*counts, step.finite, other.finite, records]
 
 

@@ -107,6 +107,19 @@ def test_a_step_that_several_gpus_cannot_share_is_told(check):
     assert told in found["as on a GPU"].message
 
 
+def test_a_model_that_only_keras_can_compute_whole_is_told(check):
+    found = check("""
+        class Recomputed(keras.layers.Dense):
+            def call(self, x):
+                return keras.remat(super().call)(x)
+
+        job = Training(model=lambda: build(layer=Recomputed(4)), data=DATA)
+    """)  # fmt: skip
+    assert states(found) == {"training step": "warning"}
+    (told,) = found["training step"].warnings
+    assert told.startswith("the optimizer runs on the workers: keras.remat or a tf.custom_gradient uses ")
+
+
 def test_what_a_stream_does_not_promise_is_a_warning(check):
     found = check("""
         import tensorflow as tf

@@ -1,6 +1,7 @@
 """The contract of what is not public in Keras and TensorFlow. A new release that breaks one of these is found here."""
 
 import ast
+import contextlib
 import tomllib
 from pathlib import Path
 
@@ -222,6 +223,26 @@ def test_block_without_a_seed():
         drawn.append(float(tf.random.uniform(())))
     assert drawn[1] == drawn[3]
     assert len(set(drawn)) == 3
+
+
+def test_functions_with_a_gradient_of_their_own():
+    entered = []
+
+    @contextlib.contextmanager
+    def inside():
+        entered.append(True)
+        yield
+        entered.append(False)
+
+    @tf.custom_gradient
+    def function(x):
+        entered.append("traced")
+        return 2 * x, lambda upstream: 2 * upstream
+
+    with internals.custom_gradients(inside):
+        tf.function(lambda x: function(x) + 1).get_concrete_function(tf.TensorSpec(()))
+    tf.function(function).get_concrete_function(tf.TensorSpec(()))
+    assert entered == [True, "traced", False, "traced"]
 
 
 def test_data_sets_and_what_they_are_made_of():

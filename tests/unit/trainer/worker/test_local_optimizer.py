@@ -255,7 +255,7 @@ def test_spectral_normalization_trains_as_in_keras():
         return compiled(keras.Sequential([keras.Input((6, 6, 1)), *parts]), SGD(0.1))
 
     server, plain = Server(make()), make()
-    assert server.placement.reason == "SpectralNormalization assigns the kernel of its layer"
+    assert server.placement.reason.startswith("a layer assigns ")
     for batch in BATCHES:
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)

@@ -11,7 +11,7 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional
+from tests.unit.trainer.worker.models import Plain, X, Y, begin, compiled, functional
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server
 
@@ -98,21 +98,6 @@ def test_variables_without_gradient_do_not_decay_and_are_named(caplog):
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)
     assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 1e-6
-
-
-def test_layer_that_assigns_a_trainable_variable_is_refused():
-    class Halves(keras.layers.Dense):
-        def call(self, x):
-            self.bias.assign(self.bias * 0.5)
-            return super().call(x)
-
-    begin()
-    layers = [keras.Input((6, 6, 1)), keras.layers.Flatten(), Halves(4, name="halves")]
-    model = compiled(keras.Sequential(layers))
-    with pytest.raises(
-        UserError, match=r"A layer assigns the trainable variables \S*halves/bias in its call"
-    ):
-        FlatModel(model, DATA.example(16), "fp32").trace()
 
 
 def test_placement_of_a_worker_excludes_variables_without_gradient_from_decay(start_servers):

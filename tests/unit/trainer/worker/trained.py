@@ -35,7 +35,7 @@ class Server:
         self.flat_model = FlatModel(model, example, wire, on_host=on_host)
         self.flat_model.trace()
         found = self.flat_model.found
-        self.placement = place(model, self.flat_model.layout, 16, found.without_gradient)
+        self.placement = place(model, self.flat_model.layout, 16, found.without_gradient, found.whole)
         layout, averages = self.flat_model.layout, self.flat_model.averages
         self.store = ShardStore(0, 1, 0)
         self.store.hello(0, 0, ModelSpec(
