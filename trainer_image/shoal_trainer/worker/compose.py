@@ -25,6 +25,7 @@ from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.keras_internals import names_given_back
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
@@ -74,14 +75,13 @@ class Worker:
             log.warning("cannot give back what this worker has leased: %s", error)
 
 
+@names_given_back()
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     """Build the user's model from the first batch of the data.
 
+    Names in it go on after those of its module, parts of which the model may have, also where it is built again.
     `Unreachable` if the data or the model's weights are; `OutOfMemory` if this worker's memory is too small.
     """
-    policy = keras.config.dtype_policy()  # the job's module may have set it
-    keras.backend.clear_session(free_memory=False)  # variable names must not depend on models built before
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
     with blamed_on_user("Training(model=…)", "Training(model=…) failed"), memory_is_enough():
         model = job.model()

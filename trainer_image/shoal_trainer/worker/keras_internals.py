@@ -7,6 +7,7 @@ A new release may change any of it, so it is in one place, the dependencies have
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import threading
@@ -18,7 +19,7 @@ from keras.layers import Embedding
 from keras.metrics import Mean
 from keras.random import SeedGenerator
 from keras.src import backend
-from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
 from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
@@ -40,6 +41,8 @@ __all__ = [
     "model_supports_jit",
 ]
 
+NUMBERS = "object_name_uids"
+"""Keras' name of the numbers of each name that it has given."""
 _SEEING = threading.RLock()
 """Held while a method is another one: where workers are threads of a process, several trace at once."""
 
@@ -82,6 +85,16 @@ def _seen(kind: Any, method: str, see: Callable[..., None]) -> Iterator[None]:
             yield
         finally:
             setattr(kind, method, call)
+
+
+@contextlib.contextmanager
+def names_given_back() -> Iterator[None]:
+    """After this block, Keras goes on with the numbers in names ("dense_1") as if nothing had been made in it."""
+    numbers = copy.copy(get_global_attribute(NUMBERS))
+    try:
+        yield
+    finally:
+        set_global_attribute(NUMBERS, numbers)
 
 
 def embeddings_called(see: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:

@@ -67,6 +67,27 @@ def test_a_loss_that_is_a_sum_is_that_of_a_batch_of_the_job():
     assert losses[1] == pytest.approx(3 * losses[0], rel=1e-5)
 
 
+def test_a_part_of_the_model_from_its_module_has_a_name_of_its_own():
+    """As where a script makes an augmentation at its top, and the rest in the function."""
+    keras.backend.clear_session(free_memory=False)
+    keras.config.disable_flash_attention()
+    augmentation = keras.Sequential([keras.layers.RandomFlip()])
+
+    def model():
+        inputs = keras.Input((6, 6, 1))
+        features = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(4)])
+        made = keras.Model(inputs, features(augmentation(inputs)))
+        made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return made
+
+    jobs = Training(model=model, data=DATA)
+    first, again = (build_flat_model(jobs, CONFIG) for _ in range(2))
+    assert [each.name for each in first.model.layers] == [each.name for each in again.model.layers]
+    assert first.layout == again.layout, "a worker that could not read its data at first has the job's names"
+    assert not keras.config.is_flash_attention_enabled(), "what a script sets, is set"
+    keras.config.enable_flash_attention()
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), urllib.error.URLError(TimeoutError())])
 def test_weights_that_cannot_be_loaded_now_are_waited_for(error):
     """As those of `keras.applications`."""

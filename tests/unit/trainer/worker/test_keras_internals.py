@@ -95,6 +95,13 @@ def test_generators_that_are_drawn_from():
     assert keras.random.SeedGenerator.next is draw
 
 
+def test_names_that_are_given_back():
+    first = keras.layers.Dense(1).name
+    with internals.names_given_back():
+        second = keras.layers.Dense(1).name
+    assert keras.layers.Dense(1).name == second != first
+
+
 def test_embeddings_that_are_called():
     class Clipped(keras.layers.Embedding):
         def call(self, inputs):
