@@ -61,7 +61,8 @@ def as_source(data: Any, argument: str) -> Source:
 
 
 def _is_array(data: Any) -> bool:
-    return (hasattr(data, "shape") and hasattr(data, "dtype")) or type(data).__module__.startswith("pandas.")
+    is_pandas = type(data).__module__.partition(".")[0] == "pandas"
+    return (hasattr(data, "shape") and hasattr(data, "dtype")) or is_pandas
 
 
 def _is_pydataset(kind: type) -> bool:

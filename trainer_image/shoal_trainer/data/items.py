@@ -119,9 +119,15 @@ class Batches(Ranges):
 
     @functools.cached_property
     def size(self) -> int:  # type: ignore[override]
-        """The number of samples. Reads two batches, so it isn't known before it is asked for."""
-        batches = int(self.dataset.num_batches)
-        return self._each if batches == 1 else self._each * (batches - 1) + count(self._batch(batches - 1))
+        """The number of samples. Reads three batches, so it isn't known before it is asked for."""
+        last = int(self.dataset.num_batches) - 1
+        if last > 1:
+            self._check(last // 2, self._batch(last // 2), self._each)
+        if not last:
+            return self._each
+        element = self._batch(last)
+        self._check(last, element, count(element))
+        return self._each * last + count(element)
 
     @functools.cached_property
     def _first(self) -> Any:
@@ -138,6 +144,14 @@ class Batches(Ranges):
 
     def _batch(self, index: int) -> Any:
         return _as_batch(connected(lambda: self._read(index), f"the batch {index}"))
+
+    def _check(self, index: int, element: Any, rows: int) -> None:
+        if count(element) != rows or not alike(element, self._first):
+            raise UserError(
+                f"The batch {index} of the PyDataset has {_shapes(element)}, the first one {_shapes(self._first)}. All "
+                "batches but the last must be alike, because Shoal finds samples by their number. Pad them, or pass "
+                "Stream(data, samples=N), which takes batches as they are; its lengths=[…] limits their shapes."
+            )
 
     def _read(self, index: int) -> Any:
         # CPython counts the depth of `ast.literal_eval` for all threads together, so threads that read `.npz` files at
@@ -158,12 +172,7 @@ class Batches(Ranges):
 
         def get(index: int) -> Any:
             element, wanted = self._batch(index), min(each, self.size - index * each)
-            if count(element) != wanted or not alike(element, self._first):
-                raise UserError(
-                    f"The batch {index} of the PyDataset has {_shapes(element)}, the first one {_shapes(self._first)}. "
-                    "All batches but the last must be alike, because Shoal finds samples by their number. Pad them, or "
-                    "use Indexed.from_items with lengths=… for single samples."
-                )
+            self._check(index, element, wanted)
             return element
 
         def read(low: int, high: int | None) -> Iterator[Any]:

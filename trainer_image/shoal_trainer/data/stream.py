@@ -207,6 +207,8 @@ class Stream(Source):
                 yield element
             if empty:
                 raise UserError(f"{_name(self.data)} ends at once. {ONCE}")
+            # A PyDataset may order its batches anew here: it is this worker's own, unlike the ranges of `Batches`.
+            getattr(self.data, "on_epoch_end", lambda: None)()
 
     def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:
         """A pass over the data, in elements of at most `batch_size` rows. `number`: which one it is."""

@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -121,6 +122,13 @@ def test_example_has_the_shape_of_a_batch():
         assert np.shape(batch.weights) == (16,)
 
 
+@pytest.mark.parametrize("form", [dict, pd.DataFrame])
+def test_a_table_alone_is_the_inputs(form):
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 0]})
+    batch = training(frame if form is pd.DataFrame else {"one": frame, "other": frame}).data.example(8)
+    np.testing.assert_array_equal(batch.x if form is pd.DataFrame else batch.x["other"], np.tile(X[:8], 2))
+
+
 def test_a_data_set_of_dicts_is_the_inputs():
     batch = training(Table()).data.example(4)
     assert np.shape(batch.x["value"]) == (4, 1)
@@ -181,8 +189,21 @@ def test_batches_of_a_pydataset_must_be_alike():
             x, y = super().__getitem__(index)
             return (x[:9], y[:9]) if index == 1 else (x, y)
 
-    with pytest.raises(UserError, match="The batch 1 of the PyDataset has"):
+    with pytest.raises(UserError, match=r"The batch 1 of the PyDataset has .* Stream\(data, samples=N\)"):
         list(training(Uneven()).data.read(Part(0, 40, 0), 8))
+
+
+@pytest.mark.parametrize("lengths", [(3, 4, 5), (3, 3, 4), (3, 4, 3)])
+def test_batches_that_are_padded_to_their_longest_sample_are_found_when_they_are_counted(lengths):
+    """As `check` does, not in the first epoch of a job."""
+
+    class Padded(Sequence):
+        def __getitem__(self, index):
+            _, y = super().__getitem__(index)
+            return np.ones((len(y), lengths[index])), y
+
+    with pytest.raises(UserError, match=r"The batch \d of the PyDataset has .* Stream\(data, samples=N\)"):
+        training(Padded()).data.describe()
 
 
 def test_threads_that_parse_at_once_do_not_end_the_job():
@@ -260,6 +281,16 @@ def test_a_function_with_an_argument_gets_another_number_on_each_worker():
         read(Stream(fn, samples=100).placed(0, (slot, inc)), 0, 1)[0] for slot in range(3) for inc in (0, 1)
     ]
     assert len(set(firsts)) == 6
+
+
+def test_a_pydataset_that_is_a_stream_is_told_of_the_end_of_each_pass():
+    class Shuffled(Sequence):
+        def on_epoch_end(self):
+            self.x = self.x[::-1]
+
+    stream = training(Stream(Shuffled(np.arange(40)), samples=40)).data.placed(0)
+    forth, back = list(range(40)), list(range(39, -1, -1))
+    assert [read(stream, 40 * n, 40 * n + 40) for n in range(3)] == [forth, back, forth]
 
 
 def test_generator_that_ends_is_named():
