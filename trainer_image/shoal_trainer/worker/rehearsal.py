@@ -123,7 +123,7 @@ class Rehearsal:
             return False
         step = self._part("training step", lambda say: self._step(model, say, job.data))
         if step is not None:
-            self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, chosen, say))
+            self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, model, chosen, say))
         self._part("amount of data", lambda say: self._amount(job, model, say))
         validation = self._part("validation", lambda say: self._validation(job, say))
         judged = dataclasses.replace(job, validation=validation)
@@ -192,14 +192,23 @@ class Rehearsal:
         say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")
         return step
 
-    def _step_as_on_gpu(self, job: Training, chosen: list[keras.Model], say: Callable[[str], None]) -> None:
+    def _step_as_on_gpu(
+        self, job: Training, first: FlatModel, chosen: list[keras.Model], say: Callable[[str], None]
+    ) -> None:
         """On a GPU, Keras compiles the step with XLA, unless `compile(jit_compile=False)` says otherwise.
 
-        `chosen`: models for which Keras chose already. One that was compiled before it was asked for would keep the
-        choice for this machine.
+        `first`: the model that was built before. `chosen`: models for which Keras chose already. One that was compiled
+        before it was asked for would keep the choice for this machine.
         """
         with as_on_gpu():
             model = build_flat_model(job, self._config)
+        # Keras' optimizer knows the variables of one model.
+        shared = model.model.optimizer is first.model.optimizer and model.model is not first.model
+        if shared and not first.on_server:
+            say(
+                "not tried: the optimizer is made outside of Training(model=…), and is that of the model before"
+            )
+            return
         before = model.model.jit_compile
         if any(model.model is each for each in chosen):
             model.model.jit_compile = model_supports_jit(model.model)

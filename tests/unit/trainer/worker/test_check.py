@@ -320,6 +320,23 @@ def test_a_model_that_is_compiled_at_import_is_tried_as_on_a_gpu(check):
     assert "XLA, which Keras uses on a GPU, cannot run the training step" in found["as on a GPU"].message
 
 
+@pytest.mark.parametrize("optimizer", ["Adamax", "Adam"])
+def test_an_optimizer_that_is_made_at_import_is_no_error(check, optimizer):
+    """A worker builds one model with it; the rehearsal would need another for the second."""
+    found = check(f"""
+        optimizer = keras.optimizers.{optimizer}()
+
+        def made():
+            model = build()
+            model.compile(optimizer, "sparse_categorical_crossentropy")
+            return model
+
+        job = Training(model=made, data=DATA)
+    """, gpu=True)  # fmt: skip
+    assert found["as on a GPU"].state == "ok"
+    assert ("not tried" in found["as on a GPU"].message) == (optimizer == "Adamax")
+
+
 @pytest.mark.nightly
 def test_one_worker_may_have_few_steps(check):
     assert states(check("job = Training(model=build, data=DATA)", batch_size=600)) == {}
