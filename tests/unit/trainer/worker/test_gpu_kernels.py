@@ -48,12 +48,34 @@ def image(*layers):
     return lambda: compiled(keras.Sequential([keras.Input((6, 6, 1)), *layers, L.Flatten(), L.Dense(4)]))
 
 
+def whole(function):
+    """What only Keras' whole step computes (`Findings.whole`)."""
+
+    class Whole(L.Dense):
+        seed = keras.random.SeedGenerator(1)
+
+        def call(self, x):
+            return function(super().call, x, self.seed)
+
+    return image(L.Flatten(), Whole(4))
+
+
+def recomputed(call, x, _):
+    return keras.remat(call)(x)
+
+
+def noisy_rows(call, x, seed):
+    return keras.ops.map(lambda row: row + keras.random.normal(keras.ops.shape(row), seed=seed), call(x))
+
+
 MODELS = {
     "convolution": (lambda: functional(norm=True, dropout=0.2, regularizer="l2"), IMAGES),
     "own class": (subclassed, IMAGES),
     "own train_step": (lambda: subclassed(OwnStep, "adam"), IMAGES),
     "optimizer of the worker": (lambda: functional(keras.optimizers.Lamb(), constraint="max_norm"), IMAGES),
     "mixed_float16": (mixed, IMAGES),
+    "recomputed": (whole(recomputed), IMAGES),
+    "drawn in a loop": (whole(noisy_rows), IMAGES),
     "depthwise": (image(L.SeparableConv2D(4, 3), L.GroupNormalization(2), L.MaxPooling2D(), L.UpSampling2D()), IMAGES),
     "transposed": (image(L.Conv2DTranspose(4, 3, strides=2), L.PReLU(), L.AveragePooling2D(2)), IMAGES),
     "augmented": (image(L.RandomFlip(), L.RandomTranslation(0.1, 0.1), L.GaussianNoise(0.1), L.Conv2D(2, 3)), IMAGES),

@@ -84,7 +84,7 @@ def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
     assert "its optimizer runs on the worker, and scales the loss" in said[1]
     assert "one of this worker's accelerators: the model has a custom train_step" in said[2]
     assert "variables that Keras does not know" in said[3]
-    assert "one of this worker's accelerators: keras.remat or a tf.custom_gradient uses" in said[4]
+    assert "one of this worker's accelerators: keras.remat or a tf.custom_gradient uses" in said[-1]
     assert found["whole worker"] == ["FINISHED", DATA.size, 3, 2]
 
 
