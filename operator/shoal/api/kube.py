@@ -29,6 +29,8 @@ READY_TO_START = "PodReadyToStartContainers"
 """The condition of a pod whose volumes and network are ready."""
 READ_CONDITIONS = frozenset({"Ready", "PodScheduled", READY_TO_START, "VMEventScheduled", *ANNOUNCED_ENDS})
 """The conditions of pods and nodes that anything depends on."""
+DEFAULT_SCHEDULER = "default-scheduler"
+"""Who gives pods a node that name nobody for it: it is in each cluster."""
 MOST_SHARED = 4096
 """Parts that are remembered to be shared: 0.3 KiB each as a rule, and 8 at most."""
 MOST_TEXT = 1024
@@ -244,7 +246,7 @@ class PodSpec:
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
-    scheduler_name: Name = "default-scheduler"
+    scheduler_name: Name = DEFAULT_SCHEDULER
     """Who is to give it a node."""
     priority: int = 0
     """The value of its PriorityClass."""

@@ -296,6 +296,28 @@ def test_job_has_no_node_for_a_worker_that_no_scheduler_looks_at(seconds: int, h
     assert world.holds() == {"a": has}
 
 
+@pytest.mark.parametrize("name", ["default-scheduler", "volcano"])
+def test_job_has_the_nodes_of_its_workers_while_their_scheduler_is_behind(name: str) -> None:
+    """It has looked at others of them: down for five minutes, it took the nodes from all jobs at once."""
+    world = Waiting("Manual")
+    for each, pod in world.pods.items():
+        if "-worker-" in each:
+            pod["spec"]["schedulerName"] = name
+            if not pod["spec"].get("nodeName"):
+                pod["status"]["conditions"] = []
+    world.tick(301)
+    assert world.holds() == {"a": 4}
+
+
+def test_job_that_begins_has_its_nodes_while_the_scheduler_is_behind() -> None:
+    world = Pools(pool("a"), nodes={}, replicas=4, maxReplicas=4, elasticity={"mode": "Manual"})
+    world.reconcile()
+    for pod in world.pods.values():
+        pod["status"]["conditions"] = []
+    world.now += timedelta(seconds=301)
+    assert holdings(world.job, plan(world.observation())) == {"a": 4}
+
+
 def test_job_that_nothing_is_advised_yet_has_no_node_for_a_worker_that_a_queue_holds_back() -> None:
     """Where there was no plan, nothing said so; nor is that alone a plan."""
     world = Waiting("Advise")

@@ -1,6 +1,6 @@
 """Workers whose pods are there and get no node of their pool, however many more of these came: they wait in vain.
 
-A pod that a queue holds back, that misses its volume, that no scheduler looks at, or that asks for other labels than
+A pod that a queue holds back, that misses its volume, whose scheduler is not there, or that asks for other labels than
 its pool's nodes have, or more: one more of these would stay empty, and whoever may create jobs would buy a shared pool
 up to its limit. One that waits for a node to come does not wait in vain.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shoal.api.amounts import Amounts, fits
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import DEFAULT_SCHEDULER, Node, Pod
 from shoal.api.training_job_status import Slot
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Waits:
         if pod.queued:
             return True
         facts, volume, large = self._facts, pod.misses_volume, _LACKS in pod.unschedulable_words
-        unseen = pod.condition("PodScheduled") is None  # no scheduler looks at it
+        unseen = pod.condition("PodScheduled") is None and pod.spec.scheduler_name not in self._schedulers
         if not (volume or large or unseen or asks_for_others(pod)):
             return False
         # A server that is lost meanwhile is no reason to wait anew: the scheduler looks at labels and room first.
@@ -72,6 +73,16 @@ class _Waits:
                 not large or self._has_none_for(slot.pool, pod.spec.requests)
             )
         return self._known[alike]
+
+    @cached_property
+    def _schedulers(self) -> set[str]:
+        """Those that are there, as far as is seen: where they are behind, they will look at the pod."""
+        looked_at = (
+            pod
+            for pod in self._facts.seen.pods
+            if pod.spec.node_name or (pod.unschedulable_words and not pod.queued)
+        )
+        return {DEFAULT_SCHEDULER, *(pod.spec.scheduler_name for pod in looked_at)}
 
     def _shows_a_node(self, pool: str) -> bool:
         """Whether it has had one for so long that the scheduler's words, of the whole cluster, are of it, too."""
