@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shoal.policy.decide.members import TAKEN_BACK, UNWANTED
+from shoal.api.training_job_status import UNWANTED
+from shoal.policy.decide.members import TAKEN_BACK
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now
 from tests.virtual.server import Json

@@ -26,6 +26,8 @@ STALE = timedelta(minutes=2)
 """An operator looks at a new generation at once, and steps are reported each 30 s: after so long nobody is watching."""
 MOST_USED = 64
 """Pools whose use is counted, of all that the spec of a job ever named: a status with more is refused."""
+UNWANTED = "Unwanted"
+"""The cause of a pod that was scaled down or suspended."""
 SlotState = Literal["Planned", "Starting", "Running", "Silent", "Draining", "Ended"]
 
 
@@ -89,6 +91,11 @@ class Slot(Status):
     def has_pod(self) -> bool:
         """Whether its pod has a node, or is to have one."""
         return self.state not in {"Planned", "Ended"}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its worker has a pod that no queue holds back, or had one and is to go on."""
+        return not self.queued and self.cause != UNWANTED and (self.has_pod or self.has_run or self.replaces)
 
     @model_serializer
     def _without_defaults(self) -> dict[str, Any]:
@@ -380,6 +387,19 @@ class TrainingJobStatus(Status):
             if each.pool and each.role == "worker" and each.has_pod
         }
         return Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
+
+    def to_begin(self, nodes: Counter[str]) -> Counter[str]:
+        """Of the plan, the workers by pool that have not begun, beside those with `nodes`: a queue may hold them back.
+
+        One that moves or backs off has no pod there either, and gets one without anybody's leave.
+        """
+        plan = self.plan or PlanStatus()
+        wanted = plan.have_nodes(plan.pools)
+        begun = {slot.index for slot in self.slots if slot.role == "worker" and slot.has_begun}
+        left, found = max(0, wanted.total() - len(begun)), Counter[str]()
+        for pool, number in (wanted - nodes).items():
+            found[pool] = min(number, left - found.total())
+        return found
 
     @property
     def finished(self) -> bool:

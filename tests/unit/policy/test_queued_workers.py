@@ -14,17 +14,34 @@ from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.actions import CreatePod
 from shoal.policy.decide.workers import MIN_UNSCHEDULED
 from shoal.policy.plan import plan
+from shoal.sizing.fleet.jobs import fleet_job
 from tests.unit.policy.pools import Pools, pool
 
 GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+NO_VOLUME = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": 'persistentvolumeclaim "data" not found.',
+}
 PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+
+QUEUE = {"schedulingPolicy": {"queue": "team"}}
+ALIVE = {"Pending", "Running"}
 
 
 class Queued(Pools):
-    """A queue holds the pods of these `gated` workers back."""
+    """A queue holds the pods of these `gated` workers back, or whatever else it is `why`."""
 
-    def __init__(self, *pools: Any, gated: Iterable[int], mode: str = "Auto", **more: Any) -> None:
-        self.gated = set(gated)
+    def __init__(
+        self,
+        *pools: Any,
+        gated: Iterable[int],
+        mode: str = "Auto",
+        why: dict[str, str] = GATED,
+        **more: Any,
+    ) -> None:
+        self.gated, self.why = set(gated), why
         super().__init__(*pools, minReplicas=1, elasticity={"mode": mode}, **more)
 
     def _room_for(self, pod: dict[str, Any]) -> str | None:
@@ -33,7 +50,7 @@ class Queued(Pools):
     def _create(self, action: CreatePod) -> None:
         super()._create(action)
         if action.name in self.pods and self._is_gated(self.pods[action.name]):
-            self.pods[action.name]["status"]["conditions"] = [GATED]
+            self.pods[action.name]["status"]["conditions"] = [self.why]
 
     def _is_gated(self, pod: dict[str, Any]) -> bool:
         labels = pod["metadata"]["labels"]
@@ -52,6 +69,16 @@ class Queued(Pools):
         del self.nodes[node]
         if replaced:
             self.add(f"{node}x", "a")
+
+
+def has(world: Queued) -> dict[str, int]:
+    """The nodes that a job has by what is stored of it, and is decided, and that others leave to it in a plan."""
+    stored = TrainingJob.model_validate({**world.manifest, "status": world.status})
+    found = holdings(stored) | holdings(world.job, plan(world.observation()))
+    planned = fleet_job(stored, None, world.now)
+    left = planned.holds(planned.under_way)
+    assert {name: n for name, n in left.items() if n} == {name: found[name] for name in left if found[name]}
+    return dict(found)
 
 
 def ten(mode: str, gated: int, taken: int) -> Queued:
@@ -128,6 +155,98 @@ def test_workers_move_one_after_the_other_though_one_waits_in_a_queue(gated: tup
         world.reconcile()
         world.tick()
     assert world.by_pool() == {"b": 4 - len(gated)}
+
+
+@pytest.mark.parametrize("why", [GATED, NO_VOLUME], ids=["queue", "volume"])
+def test_no_worker_ends_to_move_after_one_that_did_and_gets_no_node(why: dict[str, str]) -> None:
+    """With a `maxSurge` of 0 each one that was held back made way for the next, until none was left."""
+    many = {"nodes": {"a": 8, "b": 8}, "replicas": 8, "maxReplicas": 8, "maxSurge": 0}
+    world = Queued(pool("a"), pool("b"), gated=(), why=why, **many)
+    world.propose({"a": 8})
+    world.settle()
+    world.gated = set(range(8))
+    world.propose({"b": 8}, urgent=True)
+    for _ in range(60):
+        world.reconcile()
+        world.tick(60)
+    assert world.by_pool() == {"a": 7}
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Manual"])
+def test_job_makes_no_pods_for_the_nodes_of_others_while_a_queue_holds_its_own_back(mode: str) -> None:
+    """Let go, they claimed the nodes of another job, which then never got back what it lost."""
+    many = {"nodes": {"a": 5}, "replicas": 10, "maxReplicas": 10}
+    world = Queued(pool("a", limit=10), gated=range(10), mode=mode, **many)
+    world.elsewhere = {"a": 5}
+    world.propose({"a": 10}, urgent=True)
+    for _ in range(30):
+        world.reconcile()
+        world.tick(10)
+    assert sum("-worker-" in name for name in world.pods) == 5
+
+
+def test_workers_that_a_job_gave_up_are_not_made_for_the_nodes_of_others_while_a_queue_holds_it_back() -> (
+    None
+):
+    """Their records stay, with the pool where they were."""
+    world = Queued(pool("a", limit=10), gated=(), mode="Manual", nodes={"a": 10}, replicas=10, maxReplicas=10)
+    world.settle()
+    world.manifest["spec"]["workers"]["replicas"] = 1
+    world.settle()
+    world.gated, world.elsewhere = set(range(1, 10)), {"a": 5}
+    world.manifest["spec"]["workers"]["replicas"] = 10
+    for _ in range(30):
+        world.reconcile()
+        world.tick(10)
+    living = [
+        name for name, pod in world.pods.items() if "-worker-" in name and pod["status"]["phase"] in ALIVE
+    ]
+    assert len(living) == 5
+
+
+def test_job_of_a_queue_has_the_nodes_that_its_workers_move_to() -> None:
+    """Others were given those of which no pod was made yet, and it stayed with two of eight."""
+    dear = pool("od", "OnDemand", price=3)
+    many = {"nodes": {"b": 8, "od": 8}, "replicas": 8, "maxReplicas": 8, "maxSurge": "25%"}
+    world = Queued(pool("b", limit=8), dear, gated=(), **many)
+    world.manifest["spec"]["runPolicy"] = QUEUE
+    world.propose({"od": 8})
+    world.settle()
+    world.propose({"b": 8}, urgent=True)
+    world.reconcile()
+    assert sum(slot["pool"] == "b" for slot in world.slots) == 2
+    assert has(world) == {"od": 8, "b": 8}
+
+
+def test_job_of_a_queue_has_the_node_of_a_worker_that_backs_off() -> None:
+    """It was given to others at once, and not given back."""
+    many = {"nodes": {"b": 8}, "replicas": 8, "maxReplicas": 8}
+    world = Queued(pool("b", limit=8), gated=(), **many)
+    world.manifest["spec"]["runPolicy"] = {**QUEUE, "backoffLimit": 100}
+    world.propose({"b": 8})
+    world.settle()
+    for _ in range(3):
+        world.end(next(name for name in world.pods if "-worker-0" in name), 1)
+        for _ in range(30):
+            world.reconcile()
+            assert has(world) == {"b": 8}
+            world.tick(5)
+
+
+def test_job_of_a_queue_that_resumes_has_no_nodes_before_its_pods_are_made() -> None:
+    """The queue may hold all of them back once more."""
+    world = Queued(pool("b", limit=8), gated=(), nodes={"b": 8}, replicas=8, maxReplicas=8)
+    world.manifest["spec"]["runPolicy"] = QUEUE
+    world.propose({"b": 8})
+    world.settle()
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    world.gated = set(range(8))
+    world.manifest["spec"]["suspend"] = False
+    stored = TrainingJob.model_validate({**world.manifest, "status": world.status})
+    assert holdings(stored) == {}
+    world.reconcile()
+    assert has(world) == {}
 
 
 def test_on_demand_base_is_not_sought_elsewhere_for_workers_that_a_queue_holds_back() -> None:

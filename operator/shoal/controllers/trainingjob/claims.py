@@ -18,9 +18,9 @@ from shoal.policy.model import Plan
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status.
 
-    Of a plan whose pods cannot be made or get no node, those of the others; while a queue may hold back what is made
-    next, those of the pods that there are. Of another controller's job, none: its status may be that of its twin in
-    another cluster, whose pools have the same names.
+    Of a plan whose pods cannot be made or get no node, or may be held back by a queue when they are made, those of the
+    others. Of another controller's job, none: its status may be that of its twin in another cluster, whose pools have
+    the same names.
     """
     if not job.spec.ours:
         return Counter()
@@ -29,9 +29,12 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     made = decided.nodes if decided else None
     slots = plan.have_nodes(status.worker_nodes) if made is None else Counter(made)
     wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
-    if job.spec.elasticity.mode != "Auto" or wants_none or job.spec.run_policy.scheduling_policy.queue:
+    if job.spec.elasticity.mode != "Auto" or wants_none:
         return slots
-    return slots | plan.have_nodes(plan.pools)
+    wanted = plan.have_nodes(plan.pools)
+    if job.spec.run_policy.scheduling_policy.queue:
+        wanted -= status.to_begin(slots)
+    return slots | wanted
 
 
 class Claims:

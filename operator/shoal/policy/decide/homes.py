@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import UNWANTED
 from shoal.manifests.placement import ZONE, Where
 from shoal.manifests.pods import has_gpu_image
 from shoal.policy.facts.read import Facts
@@ -33,6 +34,8 @@ class Homes:
     """Nodes by pool that other jobs have."""
     in_vain: Mapping[str, int] = field(default_factory=dict)
     """Workers by pool that get no node there: they use none of what others leave."""
+    had: Mapping[str, int] = field(default_factory=dict)
+    """Workers by pool that were made there, if any wait in vain, and are not given up."""
 
     @property
     def named(self) -> bool:
@@ -64,14 +67,18 @@ class Homes:
         return home.on_demand or self.job.spec.workers.capacity == "OnDemand"
 
     def limit(self, home: Home) -> int:
-        """Most workers: of a pool, as many as get a node of those that other jobs and parameter servers leave."""
+        """Most workers: of a pool, as many as get a node of those that other jobs and parameter servers leave.
+
+        Those in vain make room for others that were there, which are lost: of more, all would once claim these nodes.
+        """
         if not home.pool:
             return 1_000
         pool = self.pools.get(home.pool)
         if pool is None or pool.is_ending:
             return 0
-        taken = self.taken.get(home.pool, 0) - self.in_vain.get(home.pool, 0)
-        return max(0, pool.room - max(0, taken))
+        left = pool.room - self.taken.get(home.pool, 0)
+        beside = left + self.in_vain.get(home.pool, 0)
+        return max(0, left, min(beside, self.had.get(home.pool, 0), pool.room))
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
@@ -130,7 +137,12 @@ def homes_of(facts: Facts) -> Homes:
         words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
         problem = Reason("NoPoolInZone", words)
     in_vain = Counter(pool for (pool, _), slot in facts.in_vain.items() if not slot.cause)
-    return Homes(facts.job, near, problem, facts.seen.taken, in_vain)
+    return Homes(facts.job, near, problem, facts.seen.taken, in_vain, _had(facts) if in_vain else {})
+
+
+def _had(facts: Facts) -> Mapping[str, int]:
+    newest = {slot.index: slot for slot in facts.job.status.slots if slot.role == "worker"}
+    return Counter(slot.pool for slot in newest.values() if slot.cause != UNWANTED)
 
 
 def _there(facts: Facts, names: Sequence[str], field: str) -> tuple[dict[str, CapacityPool], Reason | None]:

@@ -8,13 +8,12 @@ from datetime import timedelta
 
 from shoal.api.kube import Pod
 from shoal.api.labels import Place
-from shoal.api.training_job_status import Slot
+from shoal.api.training_job_status import UNWANTED, Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.facts.sightings import Sighting
 from shoal.policy.facts.verdict import PodOutcome, Verdict
 
-UNWANTED = "Unwanted"  # scaled down or suspended
 TAKEN_BACK = "TakenBack"  # a replacement that is no longer needed
 SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
 OUTDATED = "Outdated"  # it never ran, and would be made otherwise now

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
+from shoal.api.training_job_status import UNWANTED
 from shoal.manifests.names import place_of_name
 from shoal.policy.decide.homes import Homes, needs_a_node
 from shoal.policy.decide.kept_to import pods_by_pool
 from shoal.policy.decide.lasting import lasting
-from shoal.policy.decide.members import UNWANTED, newest_of
+from shoal.policy.decide.members import newest_of
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home
 from shoal.policy.model import Event, Proposal, Reason, RefusalKind, Wish

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 
 from shoal.api.kube import Pod
 from shoal.api.labels import RoleName
-from shoal.api.training_job_status import Slot
+from shoal.api.training_job_status import UNWANTED, Slot
 from shoal.manifests.names import pod_name
 from shoal.policy.actions import Action, CreatePod
 from shoal.policy.common.times import parse_time
@@ -34,7 +34,6 @@ from shoal.policy.decide.members import (
     OWN_CAUSES,
     SILENT,
     TAKEN_BACK,
-    UNWANTED,
     ByIndex,
     Member,
     by_index,

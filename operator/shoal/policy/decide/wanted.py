@@ -19,14 +19,14 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from shoal.api.labels import PLATFORM, POOL, TEMPLATE, Place, RoleName, avoids_until
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import ExcludedNode, Slot
+from shoal.api.training_job_status import UNWANTED, ExcludedNode, Slot
 from shoal.manifests.placement import Assigned, Where, placement_labels
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.assignment import Assignment, assign
 from shoal.policy.decide.homes import Homes, first_with_nodes, homes_of, server_pools, with_words
-from shoal.policy.decide.members import UNWANTED, newest_of
+from shoal.policy.decide.members import newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of

@@ -6,8 +6,8 @@ priority took the nodes, only a bounded number of replacements waits for them, s
 autoscaler is flooded; what was lost otherwise is asked for at once, as when the job began.
 
 With a `maxSurge` of 0, as where a quota has no room for one pod more, a worker that is to move ends before its
-successor is made: one at a time, while all others work that do not wait in vain, and not for a pool that is known to
-have no nodes.
+successor is made: one at a time, while all others work, and not for a pool that is known to have no nodes. Who waits in
+vain from the beginning holds none up; the successor of one that ran does, or each would make way for the next.
 
 A pod of a pool that is full waits until the worker that is to leave it has left.
 
@@ -109,12 +109,18 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             surge_left -= index in needs_surge
             unscheduled_left -= replaces
             new_left -= not replaces
-    others = wanted.workers - facts.at_rest.running.keys() - {index for _, index in facts.in_vain}
+    others = wanted.workers - facts.at_rest.running.keys() - _never_ran(facts, workers)
     if not surge and all(any(each.works for each in workers.get(index, ())) for index in others):
         may = (
             index for index in vacant if rooms.has_one(index) and creator.next_place(index, workers[index])
         )
         _end_one(may, workers, wanted, actions)
+
+
+def _never_ran(facts: Facts, workers: ByIndex) -> set[int]:
+    """The workers that wait in vain, and follow none that was lost or moved."""
+    newest = ((i, workers[i][-1].slot if i in workers else slot) for (_, i), slot in facts.in_vain.items())
+    return {index for index, slot in newest if not slot.replaces}
 
 
 def _end_one(moving: Iterable[int], workers: ByIndex, wanted: Wanted, actions: Actions) -> None:

@@ -212,11 +212,11 @@ def _plan(job: TrainingJob) -> PlanStatus:
 
 
 def _in_vain(job: TrainingJob) -> Mapping[str, int]:
-    """Workers by pool that it has no nodes for: a queue may hold back those of a plan, too, that have no pods yet."""
+    """Workers by pool that it has no nodes for: a queue may hold back those of a plan, too, that are to begin."""
     plan = _plan(job)
     found = Counter(plan.in_vain or {})
     if job.spec.run_policy.scheduling_policy.queue and job.spec.elasticity.mode == "Auto":
-        found += plan.may_have_pods(plan.pools) - job.status.worker_nodes
+        found += job.status.to_begin(plan.have_nodes(job.status.worker_nodes))
     return found
 
 

@@ -82,6 +82,24 @@ def test_others_are_left_the_nodes_of_workers_whose_pods_a_queue_may_hold_back(
     assert found.holds(found.under_way) == nodes
 
 
+def test_job_of_a_queue_that_moves_keeps_the_nodes_that_it_moves_to() -> None:
+    """They were planned for others, of a lower priority, too, as if the queue held its workers back."""
+    states: list[dict[str, Any]] = [
+        {},
+        {"state": "Ended", "cause": "Error", "ran": True},
+        {"state": "Planned"},
+    ]
+    slots = [{"role": "worker", "index": n, "pool": "od", **each} for n, each in enumerate(states)]
+    moves = training_job(
+        status={"slots": slots, "plan": {"pools": {"a": 4}}},
+        workers={"replicas": 4, "pools": ["a", "od"]},
+        elasticity={"mode": "Auto"},
+        runPolicy={"schedulingPolicy": {"queue": "team"}},
+    )
+    found = fleet_job(moves, None, NOW)
+    assert found.holds(found.under_way) == {"a": 2}, "the two that ran: the queue may hold back the others"
+
+
 def waits(hours: float, **slot: Any) -> dict[str, Any]:
     made = (NOW - timedelta(hours=hours)).isoformat()
     return {"role": "worker", "state": "Starting", "pool": "spot", "createdAt": made, **slot}
