@@ -35,7 +35,7 @@ from shoal.controllers.belonging import (
 )
 from shoal.controllers.kept import R, kept, with_known_parts
 from shoal.controllers.sharing import Run, Sharing, paid_by
-from shoal.manifests.platforms import NO_OWN, Platform, platform_of
+from shoal.manifests.platforms import NO_OWN, Platform, marks_of, platform_by
 from shoal.policy.facts.blip import heard_again, silent_since
 from shoal.policy.facts.sightings import PoolNode
 from shoal.policy.facts.signals import pod_disruption
@@ -124,8 +124,9 @@ class ClusterState:
         self._gone_pods: dict[str, dict[str, str | None]] = {}
         self._silent: list[datetime] = []
         self._heard_again: list[datetime] = []
-        self._platform_of = partial(platform_of, said=platform, own=own)
-        self._platform: Platform | None = None
+        self._platform_by = partial(platform_by, said=platform, own=own)
+        self._marks: Set[str] = frozenset()
+        self._platform = self._platform_by(self._marks)
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
         self.flavors_by_name: Mapping[str, ResourceFlavor] = MappingProxyType(self._flavors)
@@ -145,9 +146,11 @@ class ClusterState:
 
     @property
     def platform(self) -> Platform:
-        """The platform of the nodes: found once, and again when a node has joined."""
-        if self._platform is None:
-            self._platform = self._platform_of(self._nodes.values())
+        """The platform of all nodes that this process has seen.
+
+        Pods that wait are made anew where it becomes another: they would be for ever where a group of nodes comes and
+        goes, and those that ask for its nodes, too, find all others.
+        """
         return self._platform
 
     @property
@@ -279,8 +282,9 @@ class ClusterState:
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
-            if old is None:
-                self._platform = None
+            if not (marks := marks_of(new)) <= self._marks:
+                self._marks |= marks
+                self._platform = self._platform_by(self._marks)
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:

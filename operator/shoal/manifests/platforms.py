@@ -2,13 +2,14 @@
 
 A pod for spot nodes carries the keys of the platforms whose nodes there are, and Karpenter's where it may run: that
 has no nodes until a pod waits for one. Where no platform is known, it carries all keys. A pod that avoids spot nodes
-carries all anyway, in one term; but on GKE Autopilot, which admits no keys of others. A cluster may have spot nodes of
+carries all anyway, in one term; but on GKE Autopilot, which admits no keys of others, and EKS's only where its node
+groups are: the Karpenter of EKS Auto Mode makes no node for a pod that names it. A cluster may have spot nodes of
 labels of its own, which an installation names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -33,21 +34,18 @@ class Platform:
     """Whether a pod's node affinity may name nodes, to avoid them."""
     nodes_read: bool = True
     """Whether the operator can read nodes."""
+    said: bool = False
+    """Whether somebody says that it is this one, whatever nodes there are."""
 
     @cached_property
     def unread(self) -> Platform:
         """The same where it cannot."""
         return replace(self, nodes_read=False)
 
-    @cached_property
-    def widened(self) -> Platform:
-        """With the keys of all platforms, as a pod has them that was made while none was known."""
-        return _joined(GENERIC, self)
-
     @property
     def is_known(self) -> bool:
-        """Whether nodes or somebody say what it is; they do not before the first node is read."""
-        return self.nodes_read or self.name != GENERIC.name
+        """Whether somebody or all nodes say what it is: until the last one is read, it may be of more platforms."""
+        return self.nodes_read or self.said
 
     def spot_terms(self) -> list[dict[str, Any]]:
         """Node selector terms, any of which matches a spot node. Karpenter's is the last.
@@ -60,7 +58,8 @@ class Platform:
 
     def on_demand_terms(self) -> list[dict[str, Any]]:
         """One node selector term, which matches nodes without a spot label."""
-        avoided = {**(SPOT_LABELS if self.admits_others else {}), **self.spot}
+        others = {key: v for key, v in SPOT_LABELS.items() if self.admits_others and key != NODE_GROUPS_KEY}
+        avoided = {**others, **self.spot}
         return [{"matchExpressions": [_expression("NotIn", key, v) for key, v in avoided.items()]}]
 
     def tolerations(self) -> list[dict[str, Any]]:
@@ -72,6 +71,9 @@ def _expression(operator: str, key: str, values: Iterable[str]) -> dict[str, Any
     return {"key": key, "operator": operator, "values": list(values)}
 
 
+NODE_GROUPS_KEY = "eks.amazonaws.com/capacityType"
+"""Of EKS's node groups. Karpenter ignores a pod that names a label of its provider's own domain which it does not know,
+even to avoid it, and the provider of EKS Auto Mode has this one."""
 KARPENTER = Platform(
     "karpenter",
     spot={"karpenter.sh/capacity-type": ("spot",)},
@@ -95,8 +97,8 @@ AUTOPILOT = replace(
 """GKE Autopilot: nodes show no difference, so somebody has to say it."""
 EKS = Platform(
     "eks",
-    spot={"eks.amazonaws.com/capacityType": ("SPOT",), **KARPENTER.spot},
-    marks=("eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"),
+    spot={NODE_GROUPS_KEY: ("SPOT",), **KARPENTER.spot},
+    marks=("eks.amazonaws.com/nodegroup", NODE_GROUPS_KEY),
 )
 AKS = Platform(
     "aks",
@@ -108,7 +110,7 @@ GENERIC = Platform("generic", spot=SPOT_LABELS, taints={**AKS.taints, **GKE.tain
 """A platform that is not known."""
 PLATFORMS = {each.name: each for each in (KARPENTER, GKE, AUTOPILOT, EKS, AKS, GENERIC)}
 """In the order in which they are looked for: Karpenter runs on several clouds."""
-
+MARKS = {mark for each in PLATFORMS.values() for mark in each.marks}
 
 NO_OWN = Platform("own")
 """An installation that names no labels and taints of its own."""
@@ -116,10 +118,19 @@ NO_OWN = Platform("own")
 
 def platform_of(nodes: Iterable[Node], said: Platform | None = None, own: Platform = NO_OWN) -> Platform:
     """That of these nodes, by their labels or as somebody `said`, with what the installation names as its `own`."""
+    return platform_by({mark for node in nodes for mark in marks_of(node)}, said, own)
+
+
+def marks_of(node: Node) -> Set[str]:
+    """The labels of a node that tell its platform."""
+    return MARKS & node.metadata.labels.keys()
+
+
+def platform_by(marks: Set[str], said: Platform | None = None, own: Platform = NO_OWN) -> Platform:
+    """That of nodes with these marks; see `platform_of`."""
     if said is not None:
-        return _joined(said, own)
-    labels = {key for node in nodes for key in node.metadata.labels}
-    found = [each for each in PLATFORMS.values() if any(mark in labels for mark in each.marks)]
+        return _joined(replace(said, said=True), own)
+    found = [each for each in PLATFORMS.values() if not marks.isdisjoint(each.marks)]
     return _joined(*(found or [GENERIC]), own)
 
 

@@ -27,7 +27,7 @@ from shoal.controllers.belonging import run_of
 from shoal.controllers.sources import sources
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.manifests.names import pod_name
-from shoal.manifests.platforms import AUTOPILOT
+from shoal.manifests.platforms import AUTOPILOT, EKS, GENERIC, KARPENTER, platform_of
 from shoal.runtime.controller import Key
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
@@ -375,9 +375,31 @@ def test_a_pool_that_cannot_be_parsed_is_known_while_it_is_there(
 
 def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
     state = ClusterState(Wakes(), AUTOPILOT)
-    assert state.platform is AUTOPILOT
+    said = platform_of([], AUTOPILOT)
+    assert state.platform == said
     state.nodes.put(build.node())
-    assert state.platform is AUTOPILOT
+    assert state.platform == said
+
+
+def test_the_platform_is_that_of_all_nodes_that_were_seen(state: ClusterState) -> None:
+    """Where a group of nodes came and went, all pods that waited were made anew each time."""
+
+    def join(name: str, version: int, **labels: str) -> None:
+        manifest = build.node_manifest(name)
+        manifest["metadata"] |= {"labels": labels, "uid": name, "resourceVersion": f"{version}"}
+        state.nodes.put(Node.model_validate(manifest))
+
+    assert state.platform == GENERIC
+    join("a", 1, **{"karpenter.sh/nodepool": "a"})
+    assert state.platform == KARPENTER
+    join("b", 2)
+    assert state.platform == KARPENTER
+    join("b", 3, **{"eks.amazonaws.com/nodegroup": "b"})  # who labels a node may come after it
+    both = state.platform
+    assert both.spot.keys() == KARPENTER.spot.keys() | EKS.spot.keys()
+    state.nodes.drop("b", 4)
+    join("c", 5, **{"karpenter.sh/nodepool": "a"})
+    assert state.platform == both
 
 
 def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while_they_are_there(

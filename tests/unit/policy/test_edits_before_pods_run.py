@@ -120,6 +120,8 @@ def test_pods_of_a_version_that_said_nothing_of_their_placement_stay(edit: Any) 
 OWN = Platform("own", spot={"node-lifecycle": ("spot",)}, taints={"reclaimable": "yes"})
 CHANGES = {
     "somebody says it": (EKS, KARPENTER),
+    "somebody says it, and no node can be read": (EKS, platform_of([], KARPENTER).unread),
+    "the first node has joined": (GENERIC, GKE),
     "a label of its own": (EKS, platform_of([], EKS, replace(OWN, taints={}))),
     "a taint of its own": (EKS, platform_of([], EKS, replace(OWN, spot={}))),
     "a label of its own, of nodes of no platform": (GENERIC, platform_of([], GENERIC, OWN)),
@@ -169,9 +171,11 @@ STAYS = {
         EKS,
         platform_of([node_of(**LABELS[name]) for name in ("karpenter", "eks")]),
     ),
-    "the first node has joined": (GENERIC, GKE),
-    "the first node, beside a label of its own": (platform_of([], own=OWN), platform_of([], GKE, OWN)),
     "no node is read yet": (EKS, GENERIC.unread),
+    "not all nodes are read yet": (
+        platform_of([node_of(**LABELS[name]) for name in ("karpenter", "eks")]),
+        KARPENTER.unread,
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from shoal.manifests.platforms import (
     GENERIC,
     GKE,
     KARPENTER,
+    NODE_GROUPS_KEY,
     PLATFORMS,
     Platform,
     is_spot,
@@ -75,7 +76,8 @@ def test_workers_name_the_spot_labels_of_their_platform_and_servers_avoid_all(pl
     assert sorted(keys_of("worker", platform, "In"), key=str) == sorted(
         ({key: values} for key, values in platform.spot.items()), key=str
     )
-    assert keys_of("ps", platform, "NotIn") == [AUTOPILOT.spot if platform is AUTOPILOT else SPOT_LABELS]
+    ours = {key: values for key, values in SPOT_LABELS.items() if key != NODE_GROUPS_KEY} | platform.spot
+    assert keys_of("ps", platform, "NotIn") == [AUTOPILOT.spot if platform is AUTOPILOT else ours]
 
 
 @pytest.mark.parametrize("cloud", ["eks", "aks", "karpenter", "none"])
@@ -135,9 +137,20 @@ def test_a_karpenter_that_has_no_node_yet_makes_spot_nodes_for_workers_and_none_
 
 @pytest.mark.parametrize("spot", [each for each in LABELS if each != "own"])
 def test_no_server_goes_to_a_spot_node_of_whatever_is_not_said(spot: str) -> None:
-    """Such as an EKS node group, where somebody said that the platform is Karpenter."""
+    """Such as a node pool of AKS, where somebody said that the platform is Karpenter."""
     for platform in PLATFORMS.values():
-        assert platform is AUTOPILOT or not admits(pod("ps", platform), node_of(**LABELS[spot]))
+        refused = platform is AUTOPILOT or (spot == "eks" and NODE_GROUPS_KEY not in platform.spot)
+        assert refused or not admits(pod("ps", platform), node_of(**LABELS[spot]))
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+@pytest.mark.parametrize("said", [None, KARPENTER])
+def test_the_karpenter_of_eks_auto_mode_makes_nodes_for_all_pods(said: Platform | None, role: str) -> None:
+    """It ignores a pod that names a key of its provider's domain which it does not know, even to avoid it."""
+    labels = {**LABELS["karpenter"], "eks.amazonaws.com/compute-type": "auto"}
+    made = pod(role, platform_of([node_of(**labels)] if said is None else [], said))
+    keys = {rule["key"] for term in terms(made) for rule in term["matchExpressions"]}
+    assert not [key for key in keys if key.startswith("eks.amazonaws.com/")]
 
 
 @pytest.mark.parametrize("capacity", ["Spot", "OnDemand", "Any"])

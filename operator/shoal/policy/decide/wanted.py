@@ -60,8 +60,8 @@ class Wanted:
     problem: Reason | None = None
     """Why not all pods can have a home."""
     platform: Platform = GENERIC
-    _placements: dict[tuple[RoleName, Home], dict[str, set[str]]] = field(default_factory=dict)
-    """Labels that say a placement, by role and home: their values now, and of pods for the nodes of any platform."""
+    _placements: dict[tuple[RoleName, Home], dict[str, str]] = field(default_factory=dict)
+    """The labels that say a placement, by role and home."""
 
     def wants(self, place: Place) -> bool:
         """Whether there is to be a pod of this place."""
@@ -109,7 +109,7 @@ class Wanted:
         until, now = avoids_until(labels), self._placement(place, pod)
         if now is None:
             return False
-        others = {key for key, said in now.items() if key in labels and labels[key] not in said}
+        others = {key for key, said in now.items() if key in labels and labels[key] != said}
         if PLATFORM in others and not self._follows_platform(pod):
             others.remove(PLATFORM)
         return bool(others) or not (until is None or timers.pending(until))
@@ -122,8 +122,8 @@ class Wanted:
         queues = bool(self.job.spec.run_policy.scheduling_policy.queue) or wait_of(pod) is Wait.QUEUE
         return self.platform.is_known and not queues
 
-    def _placement(self, place: Place, pod: Pod) -> Mapping[str, set[str]] | None:
-        """What this pod, which has no node, may say of its placement to stay; None: no other can be made."""
+    def _placement(self, place: Place, pod: Pod) -> Mapping[str, str] | None:
+        """What this pod, which has no node, would say of its placement if it was made now; None: it cannot be made."""
         if place.role == "worker":
             homeless, home = self.is_homeless(place.index), self.home(place)
         else:
@@ -131,9 +131,7 @@ class Wanted:
         if homeless:
             return None
         if (key := (place.role, home)) not in self._placements:
-            here, where = self.platform, self._where(*key)
-            now, wide = (placement_labels(self.job, where, each) for each in (here, here.widened))
-            self._placements[key] = {name: {now[name], wide[name]} for name in now}
+            self._placements[key] = placement_labels(self.job, self._where(*key), self.platform)
         return self._placements[key]
 
     def _home_of_server(self, pod: Pod | None = None) -> Home:
