@@ -20,6 +20,7 @@ from shoal.cli import main
 from shoal.client import Client, install_key
 from shoal.client.doctor import read
 from shoal.errors import NotFound, Refused, UsageError
+from shoal.manifests.names import secret_name_of
 from shoal_trainer.contract import Outcome, TerminationMessage, job_key
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
 from tests.doubles.fake_kubelet import FakeKubelet
@@ -236,9 +237,9 @@ def test_an_install_key_is_retired_when_no_pod_and_no_job_has_it(client: Client)
         f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs",
     )
 
-    def secret(name: str, key: bytes, **metadata: Any) -> None:
+    def secret(name: str, key: bytes) -> None:
         data = {"key": base64.b64encode(key).decode()}
-        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, **metadata}, "data": data}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
         client.api.create(f"{core}/secrets", body)
 
     secret("shoal-install-key", old)
@@ -253,7 +254,7 @@ def test_an_install_key_is_retired_when_no_pod_and_no_job_has_it(client: Client)
     body = build.job_manifest()
     body["metadata"] = {"name": "runs"}
     uid = client.api.create(jobs, body)["metadata"]["uid"]
-    secret("runs", job_key(old, uid, "1"), labels={"shoal.dev/job-uid": uid})
+    secret(secret_name_of("runs", uid), job_key(old, uid, "1"))
     with pytest.raises(Refused, match=f"{namespace}/runs have the previous key"):
         install_key.retire(client.api, "shoal-install-key")
     client.api.delete(f"{jobs}/runs")

@@ -63,7 +63,12 @@ def service_host(job: TrainingJob, shard: int) -> str:
 
 def secret_name(job: TrainingJob) -> str:
     """The job's Secret. The name contains the uid, so it differs from the Secret of an earlier job of this name."""
-    return f"{job.metadata.name}-shoal-{job.metadata.uid[:8]}"
+    return secret_name_of(job.metadata.name, job.metadata.uid)
+
+
+def secret_name_of(name: str, uid: str) -> str:
+    """The Secret of a job of this name and uid."""
+    return f"{name}-shoal-{uid[:8]}"
 
 
 def budget_name(job: TrainingJob) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.client.install_key import OPERATOR, retire, rotate
-from shoal.errors import Refused
+from shoal.errors import NotFound, Refused
 from shoal_trainer.contract import job_key
 from tests.unit.policy.build import stamp
 
@@ -32,7 +32,8 @@ class Cluster:
             "metadata": {"resourceVersion": "7", "managedFields": [wrote("operator", NOW, "key")]},
             "data": {"key": encoded(OLD)},
         }
-        self.lists: dict[str, list[dict[str, Any]]] = {"trainingjobs": [], "secrets": []}
+        self.jobs: list[dict[str, Any]] = []
+        self.secrets_of_jobs: dict[str, dict[str, Any]] = {}
         self.within = f"/namespaces/{scope}" if scope else ""
         environment = [{"name": "SHOAL_NAMESPACE", "value": scope}] if scope else []
         container = {"name": "operator", "env": environment}
@@ -40,8 +41,11 @@ class Cluster:
         self.pods = {"shoal-a": (RESTARTED, "Running"), "shoal-b": (RESTARTED + timedelta(days=7), "Running")}
 
     def get(self, path: str) -> dict[str, Any]:
-        assert path == "/api/v1/namespaces/shoal-system/secrets/key"
-        return self.secret
+        if path == "/api/v1/namespaces/shoal-system/secrets/key":
+            return self.secret
+        if path not in self.secrets_of_jobs:
+            raise NotFound(path)
+        return self.secrets_of_jobs[path]
 
     def list(self, path: str, **query: str) -> list[dict[str, Any]]:
         if query == {"labelSelector": OPERATOR}:
@@ -52,12 +56,8 @@ class Cluster:
                 {"metadata": {"name": name, "creationTimestamp": stamp(at)}, "status": {"phase": phase}}
                 for name, (at, phase) in self.pods.items()
             ]
-        where, kind = path.rsplit("/", 1)
-        assert (where, query) in (
-            (f"/apis/shoal.dev/v1alpha1{self.within}", {}),
-            (f"/api/v1{self.within}", {"labelSelector": "shoal.dev/job-uid"}),
-        )
-        return self.lists[kind]
+        assert (path, query) == (f"/apis/shoal.dev/v1alpha1{self.within}/trainingjobs", {})
+        return self.jobs
 
     def patch(self, _path: str, body: dict[str, Any]) -> None:
         assert body["metadata"] == {"resourceVersion": self.secret["metadata"]["resourceVersion"]}
@@ -68,10 +68,10 @@ class Cluster:
     def job(self, name: str, key: bytes = b"", namespace: str = "team", **status: Any) -> None:
         """A job, and its Secret if it has a key."""
         meta = {"namespace": namespace, "name": name, "uid": f"uid-of-{name}"}
-        self.lists["trainingjobs"].append({"metadata": meta, "status": status})
+        self.jobs.append({"metadata": meta, "status": status})
         if key:
-            labels = {"shoal.dev/job-uid": meta["uid"]}
-            self.lists["secrets"].append({"metadata": {"labels": labels}, "data": {"key": encoded(key)}})
+            path = f"/api/v1/namespaces/{namespace}/secrets/{name}-shoal-{meta['uid'][:8]}"
+            self.secrets_of_jobs[path] = {"data": {"key": encoded(key)}}
 
     def fields(self) -> dict[str, bytes]:
         return {name: base64.b64decode(value) for name, value in self.secret["data"].items()}
@@ -131,6 +131,19 @@ def test_jobs_of_another_operator_have_another_key() -> None:
     retire(cluster, "key")
 
 
+def test_no_other_secret_says_which_key_a_job_has() -> None:
+    """Whoever may make one in any namespace may give it the label of any job."""
+    cluster = rotated()
+    cluster.job("runs", of("runs"))
+    theirs = {"namespace": "zz", "labels": {"shoal.dev/job-uid": "uid-of-runs"}}
+    cluster.secrets_of_jobs["/api/v1/namespaces/zz/secrets/theirs"] = {
+        "metadata": theirs,
+        "data": {"key": "eA=="},
+    }
+    with pytest.raises(Refused, match=r"^team/runs have"):
+        retire(cluster, "key")
+
+
 def test_of_an_operator_for_one_namespace_only_that_is_read() -> None:
     cluster = rotated("team")
     cluster.job("runs", of("runs"))
@@ -158,8 +171,25 @@ def test_a_pod_of_the_operator_that_has_ended_gives_no_key(phase: str) -> None:
     retire(cluster, "key")
 
 
-def test_where_nothing_says_when_the_key_came_no_pod_is_known_to_have_it() -> None:
+def test_where_nothing_says_when_the_key_came_whoever_restarted_the_operator_does() -> None:
+    """All of its pods were said to be of before, however new they were."""
     cluster = rotated()
-    del cluster.secret["metadata"]["managedFields"]
-    with pytest.raises(Refused, match=r"^shoal-a, shoal-b began before"):
+    cluster.secret["metadata"]["managedFields"] = [{}]  # as a proxy or a backup may leave it
+    cluster.job("runs", of("runs"))
+    with pytest.raises(Refused, match=r"^team/runs have the previous key"):
+        retire(cluster, "key")
+    cluster.jobs.clear()
+    with pytest.raises(Refused, match=r"managedFields.* rollout restart .*; else use --force"):
+        retire(cluster, "key")
+    retire(cluster, "key", force=True)
+
+
+def test_an_operator_of_between_two_steps_of_a_rotation_gives_the_previous_key() -> None:
+    """Where another system owns the Secret, `previous-key` may be there before the new key is."""
+    cluster = rotated()
+    cluster.secret["metadata"]["managedFields"] = [
+        wrote("first", NOW, "previous-key", "previous-key-id"),
+        wrote("second", RESTARTED + timedelta(hours=1), "key", "key-id"),
+    ]
+    with pytest.raises(Refused, match=r"^shoal-a began before"):
         retire(cluster, "key")
