@@ -96,7 +96,13 @@ def allow_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # the kernel's own limit (fs.nr_open) may be below the hard one
+            logger.warning("the limit of open files stays %d: %s", soft, error)
 
 
 def keep_tls_small() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from shoal.process.life import until
+from shoal.process.life import allow_open_files, until
 
 PLANS = """
 import asyncio, time
@@ -100,3 +101,15 @@ async def test_what_fails_beside_is_logged_when_it_fails(caplog: pytest.LogCaptu
     assert not running.done()
     stop.set()
     assert await running == 0
+
+
+def test_process_begins_though_the_kernel_refuses_as_many_files_as_its_hard_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 20))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    allow_open_files()
+    assert "the limit of open files stays 1024" in caplog.text
