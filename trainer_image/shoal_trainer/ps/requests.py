@@ -120,6 +120,8 @@ class Pushing(_OnShard, Request[Answer]):
         shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
         damped = shard.damping.apply(max(0, staleness - own), shard.workers.live, meta.length)
         weight = config.weight(meta.samples) * damped.factor
+        if damped.factor == 0:  # a learning rate of 0 would not keep it out of the moments
+            return Weighed(staleness, 0.0, None)
         update = self.model.next_update(meta, weight, history.samples, damped.pace, self._ahead)
         return Weighed(staleness, weight, update)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -188,6 +191,23 @@ def test_push_without_a_gradient_moves_only_the_statistics(config: OptimizerConf
     np.testing.assert_array_equal(io[:N], before["parameters"][:N])
     for name, values in shard.model.optimizer.state.items():
         np.testing.assert_array_equal(values, before[name])
+
+
+@pytest.mark.parametrize("value", [3e18, 1e20])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "lion", "rmsprop", "adagrad"])
+def test_gradient_whose_length_is_beyond_fp32_moves_nothing(name: str, value: float) -> None:
+    """Nor a moment: Lion's would walk with its sign, and others' would make all later steps small."""
+    options: dict[str, Any] = {"name": "sgd", "momentum": 0.9} if name == "momentum" else {"name": name}
+    shard = ready(MODEL.model_copy(update={"optimizer": OptimizerConfig(batch_size=1, **options)}))
+    shard.workers.set_live(4)
+    for slot in range(4):
+        push_to(shard, slot, 0, 1, 0, PushMeta(samples=1, length=3.0), grad())
+    assert shard.model is not None
+    before = {key: values.copy() for key, values in shard.model.arrays().items()}
+    push_to(shard, 0, 0, 2, 1, PushMeta(samples=1, length=math.inf), grad(value))
+    assert (shard.history.version, shard.model.updates) == (5, 4)
+    for key, values in shard.model.arrays().items():
+        np.testing.assert_array_equal(values, before[key])
 
 
 def test_weight_decay_skips_excluded_ranges() -> None:
