@@ -206,12 +206,16 @@ def test_no_file_is_replaced_while_a_manifest_that_names_it_is_put(server, monke
     assert server.service.coordinator.finished is not None
 
 
-@pytest.mark.parametrize("files", [("model.keras",), ("model.keras", "weights.h5")])
-def test_manifest_that_arrives_late_is_not_that_of_the_next_export(server, monkeypatch, files):
+def given_up(server, monkeypatch, *files):
+    """Worker 0 exports and is lost, and the put of its manifest is given up; returns that manifest.
+
+    All files but the model are the same in each export.
+    """
     token, _ = exported(server)
     for name in files:
-        server.service.upload(0, 0, token, name, iter([b"a model"]))
-    server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+        server.service.upload(0, 0, token, name, iter([b"of worker 0" if name == "model.keras" else b"same"]))
+    for slot in (1, 2):
+        server.service.coordinator.join(Join(slot=slot, incarnation=0, data=DataSpec(size=2), batch_size=2))
     under_way = []
 
     def times_out(_storage, _name, data):
@@ -223,15 +227,58 @@ def test_manifest_that_arrives_late_is_not_that_of_the_next_export(server, monke
         with pytest.raises(Unreachable, match="timed out"):
             server.service.task_done(TaskDone(slot=0, incarnation=0, token=token, files=files))
     falls_silent(server)
-    theirs = next_work(server.service.coordinator, 1, 0).token
-    storage = server.service.artefacts._storage
-    for name in files:
-        server.service.upload(1, 0, theirs, name, iter([b"another"]))
-        storage.create(MANIFEST, under_way[0])  # it arrives after the first file
-    server.service.task_done(TaskDone(slot=1, incarnation=0, token=theirs, files=files))
+    return under_way[0]
+
+
+def check_model(server):
+    """The job has ended, with a model whose files are those that its manifest names."""
     assert server.service.coordinator.finished is not None
+    storage = server.service.artefacts._storage
     for file in json.loads(storage.read(MANIFEST))["files"]:
         assert file["sha256"] == hashlib.sha256(storage.read(f"model/{file['name']}")).hexdigest()
+
+
+@pytest.mark.parametrize("files", [("model.keras",), ("model.keras", "weights.h5")])
+def test_manifest_that_arrives_late_is_not_that_of_the_next_export(server, monkeypatch, files):
+    manifest = given_up(server, monkeypatch, *files)
+    theirs = next_work(server.service.coordinator, 1, 0).token
+    for name in files:
+        server.service.upload(1, 0, theirs, name, iter([b"another"]))
+        server.service.artefacts._storage.create(MANIFEST, manifest)  # it arrives after the first file
+    server.service.task_done(TaskDone(slot=1, incarnation=0, token=theirs, files=files))
+    check_model(server)
+
+
+def test_manifest_that_arrives_late_is_not_that_of_a_third_export(server, monkeypatch):
+    """The first file of the third is the same in all exports: it does not tell that another one was replaced."""
+    manifest = given_up(server, monkeypatch, "labels.txt", "model.keras")
+    coordinator = server.service.coordinator
+    second = next_work(coordinator, 1, 0).token
+    server.service.upload(1, 0, second, "model.keras", iter([b"of worker 1"]))
+    server.service.artefacts._storage.create(MANIFEST, manifest)
+    coordinator.departures.fence(coordinator.members.get((1, 0)), "spot node reclaimed")
+    third = next_work(coordinator, 2, 0).token
+    server.service.upload(2, 0, third, "labels.txt", iter([b"same"]))
+    server.service.upload(2, 0, third, "model.keras", iter([b"of worker 2"]))
+    files = ("labels.txt", "model.keras")
+    server.service.task_done(TaskDone(slot=2, incarnation=0, token=third, files=files))
+    check_model(server)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_server_that_restarts_ends_the_job_with_a_late_manifest_only_if_its_files_are_there(
+    server, monkeypatch, tmp_path, replaced
+):
+    manifest = given_up(server, monkeypatch, "model.keras")
+    if replaced:
+        second = next_work(server.service.coordinator, 1, 0).token
+        server.service.upload(1, 0, second, "model.keras", iter([b"of worker 1"]))
+    server.service.artefacts._storage.create(MANIFEST, manifest)
+    again = ParameterServer(config(tmp_path, incarnation=1))
+    again._restore()
+    assert (again.service.coordinator.finished is None) == replaced
+    if not replaced:
+        check_model(again)
 
 
 def test_upload_of_a_replaced_worker_overwrites_nothing(server):

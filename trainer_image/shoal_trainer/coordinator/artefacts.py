@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import IO, Any
 
 from pydantic import AliasChoices, Field
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 FOLDER = "model"
 MANIFEST = f"{FOLDER}/manifest.json"
+CHUNK = 1 << 20
+BEING_PUBLISHED = "the model is being published"
 AGAIN_SECONDS = 300.0
 """How long a file that is sent again waits for the one that is being written: half as long as who sends it."""
 
@@ -62,7 +65,8 @@ class ModelManifest(Message):
 class Artefacts:
     """Files of tasks in the folder of one run. Thread-safe.
 
-    Tasks are assigned one at a time, under increasing tokens: only the files of the newest one are kept in memory.
+    Tasks are assigned one at a time, under increasing tokens: only the files of the newest one are kept in memory,
+    and what is below `model/`, whichever export wrote it.
     """
 
     def __init__(self, storage: Storage, run: str, made_by: MadeBy | None = None) -> None:
@@ -75,6 +79,8 @@ class Artefacts:
         """Of each worker and file that is sent later: the number of the newest copy that it began to send."""
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
+        self._model: dict[str, ModelFile] = {}
+        """Below `model/`, as far as this process has written or read them."""
 
     def receive(
         self,
@@ -102,6 +108,8 @@ class Artefacts:
         with self._turn(() if late else token, name):  # all copies in one turn, whatever their numbers
             known = next((file for file in self._files_of(token) if file.name == name), None)
             if known is None:
+                with self._lock:
+                    self._model.pop(name, None)  # it may be replaced, and the answer lost
                 self._storage.write(target, digest, confirm)
             else:
                 deque(digest, maxlen=0)
@@ -115,6 +123,8 @@ class Artefacts:
                     raise Unreachable(f"{name} is not what was sent before: it must be sent again")
                 if token == self._token:
                     self._files[name] = sent
+                if known is None and kind == "export":
+                    self._model[name] = sent
 
     def check_newest(self, worker: Worker, number: int, name: str) -> None:
         """`Overtaken` if this worker has begun to send a newer copy of this file."""
@@ -163,9 +173,12 @@ class Artefacts:
 
         The storage may take its time, and the export may be another's by then. `Unreachable` if it is under way.
         """
-        self._check_not_publishing()
-        with self._publishing:
+        if not self._publishing.acquire(blocking=False):
+            raise Unreachable(BEING_PUBLISHED)
+        try:
             yield
+        finally:
+            self._publishing.release()
 
     def publish_model(self, token: tuple[int, int], outcome: TerminationMessage) -> TerminationMessage:
         """Publish the model; returns the message with its digest, or that of an export that was published before.
@@ -202,17 +215,28 @@ class Artefacts:
 
         Nor is one whose files an export has begun to replace. `Unreachable` while a model is published.
         """
-        self._check_not_publishing()
+        if self._publishing.locked():
+            raise Unreachable(BEING_PUBLISHED)
         existing = self._read()
         if existing is None or existing.run != self._run:
             return None
-        with self._lock:
-            replaced = any(self._files.get(file.name, file) != file for file in existing.files)
-        return None if replaced else existing.outcome
+        return existing.outcome if all(map(self._stands, existing.files)) else None
 
-    def _check_not_publishing(self) -> None:
-        if self._publishing.locked():
-            raise Unreachable("the model is being published")
+    def _stands(self, file: ModelFile) -> bool:
+        """Whether this file of the model is the one in the storage. A process that did not write it reads it, once."""
+        with self._lock:
+            stored = self._model.get(file.name)
+        if stored is None:
+            try:
+                with self._storage.open(f"{FOLDER}/{file.name}") as content:
+                    digest = Digest(iter(partial(content.read, CHUNK), b""))
+                    deque(digest, maxlen=0)
+            except FileNotFoundError:
+                return False
+            read = ModelFile(name=file.name, size=digest.size, sha256=digest.hex)
+            with self._lock:
+                stored = self._model.setdefault(file.name, read)
+        return stored == file
 
     def _read(self) -> ModelManifest | None:
         try:

@@ -74,6 +74,32 @@ def test_second_export_returns_the_published_outcome(artefacts, storage):
     assert first.publish_model(OTHER, OUTCOME.model_copy(update={"step": 8})) == outcome
 
 
+class BegunMeanwhile:
+    """A lock that another request takes between a look at it and the attempt to take it."""
+
+    def locked(self):
+        return False
+
+    def acquire(self, blocking=True):
+        assert not blocking, "it waits for the storage"
+        return False
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_publication_waits_for_no_other_one(artefacts):
+    """Its thread would be held for as long as the storage takes, and the worker asks again."""
+    with artefacts.publishing():
+        pass
+    artefacts._publishing = BegunMeanwhile()
+    with pytest.raises(Unreachable, match="being published"), artefacts.publishing():
+        pass
+
+
 def test_model_of_another_run_is_fenced(artefacts, storage):
     other = Artefacts(storage, "another uid")
     other.receive(TOKEN, "export", "model.keras", iter([b"one"]))
