@@ -33,6 +33,11 @@ class Counters:
             value = saved.get(name, kept)
             setattr(self, name, {(int(e), int(r)) for e, r in value} if ranges else int(value))
 
+    def keep(self, current: Counters) -> None:
+        """Have no less than these of what happened to workers and servers: it is no property of the parameters."""
+        for name in ("taken_back", "restarted_from_nothing"):
+            setattr(self, name, max(getattr(self, name), getattr(current, name)))
+
 
 def wasted_after_rollback(saved: dict[str, Any], current: Counters) -> int:
     """The wasted steps after a rollback to a saved record: the current ones, and the steps that it undoes."""

@@ -6,6 +6,7 @@ ledger, so that ledger, counters and parameters match.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -92,14 +93,15 @@ class Record:
     def rewind(self, saved: dict[str, Any]) -> None:
         """Return to a saved record. All leases are released, and the undone steps count as wasted."""
         self._saved = saved
-        wasted = wasted_after_rollback(saved, self.counters)
+        current = copy.copy(self.counters)  # what was counted while the manifest was put, too
         if "partial" in saved:
             self.partial.load(saved["partial"], self._shards)
         if self.data is None:
             self.set_data(DataSpec.model_validate(saved["data"]))
         else:
             self._resume(saved)
-        self.counters.wasted_steps = wasted
+        self.counters.keep(current)
+        self.counters.wasted_steps = wasted_after_rollback(saved, current)
 
     def blank_ledger(self, data: DataSpec, batch_size: int = 0) -> Ledger:
         """The ledger of this job before training, for a worker with this `batch_size`."""

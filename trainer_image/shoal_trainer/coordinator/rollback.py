@@ -114,7 +114,7 @@ class Rollback:
         """
         with self._taking():
             self._settle()
-            if self._shard.history.generation >= generation:
+            if self._shard.history.generation >= generation or self._coordinator.finished is not None:
                 return
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
@@ -138,9 +138,8 @@ class Rollback:
         `Unreachable` once the job has ended: its history is of the model that was exported.
         """
         with self._shard.lock:
-            if (
-                self._coordinator.finished is not None
-            ):  # while its manifest was on its way: who reported asks again
+            # While its manifest was on its way; who reported asks again.
+            if self._coordinator.finished is not None:
                 raise Unreachable("the job has ended")
             undone = self._shard.history.version - copy.version
             self._shard.roll_back(copy.model_copy(update={"generation": manifest.generation}))
@@ -153,9 +152,10 @@ class Rollback:
     def _settle(self) -> None:
         """Before the next snapshot: finish a rollback that is committed, although its answer was lost. Under `taking`.
 
-        Else a snapshot of what it undoes would follow it. The worker that reported may be gone.
+        Else a snapshot of what it undoes would follow it. The worker that reported may be gone. Once the job has ended
+        that snapshot is wanted: it is of the model that was exported.
         """
-        if not self._unanswered:
+        if not self._unanswered or self._coordinator.finished is not None:
             return
         found = self._store.load_newest(0, self._shard.shards)
         if found is not None and found[0].generation > self._shard.history.generation:
@@ -290,8 +290,7 @@ def amended(
     counters.lost += ledger.done_samples - before
     counters.rollbacks = current.rollbacks + 1
     counters.wasted_steps = wasted_after_rollback(saved, current)
-    # What has happened to workers and servers is no property of the parameters.
-    counters.taken_back, counters.restarted_from_nothing = current.taken_back, current.restarted_from_nothing
+    counters.keep(current)
     return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
 
 

@@ -192,21 +192,27 @@ def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     assert (bench.shard.history.generation, latest(bench.store).number) == (1, 2)
 
 
-def test_rollback_whose_answer_was_lost_is_finished_before_the_next_snapshot(bench, monkeypatch):
-    """Else a snapshot of what it undoes would follow it, if the worker that reported is gone."""
-    bench.train()
-    bench.snapshotter.take()
-    bench.train(2)
+def without_an_answer(bench, monkeypatch, happens=lambda: None):
+    """A rollback that is committed, and the answer of the storage is lost; `happens` meanwhile."""
     create = LocalStorage.create
 
     def lost(storage, name, data):
         create(storage, name, data)
+        happens()
         raise Unreachable("no answer")
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "create", lost)
         with pytest.raises(Unreachable):
             bench.diverge()
+
+
+def test_rollback_whose_answer_was_lost_is_finished_before_the_next_snapshot(bench, monkeypatch):
+    """Else a snapshot of what it undoes would follow it, if the worker that reported is gone."""
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+    without_an_answer(bench, monkeypatch)
     assert not bench.snapshotter.settled(0)
     bench.train()
     assert bench.snapshotter.take() is None  # nothing was trained since
@@ -513,6 +519,10 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     assert next_work(bench.coordinator, 0, 0, 1).kind == "task"
 
 
+def end(bench):
+    bench.coordinator.end(TerminationMessage(outcome=Outcome.SUCCEEDED, message="trained"))
+
+
 def test_job_that_ends_while_the_rollback_is_committed_stays_as_it_ended(bench):
     """The storage took minutes, and the model was exported meanwhile."""
     bench.train(2)
@@ -521,7 +531,7 @@ def test_job_that_ends_while_the_rollback_is_committed_stays_as_it_ended(bench):
     lease, publish = bench.lease(), bench.store.publish
 
     def ends(manifest):
-        bench.coordinator.end(TerminationMessage(outcome=Outcome.SUCCEEDED, message="trained"))
+        end(bench)
         return publish(manifest)
 
     bench.store.publish = ends
@@ -530,6 +540,54 @@ def test_job_that_ends_while_the_rollback_is_committed_stays_as_it_ended(bench):
     bench.diverge(lease)  # it is sent again
     assert (bench.shard.history.version, bench.shard.history.generation) == (5, 0)
     assert report.status(bench.coordinator).step == 5
+
+
+def test_job_that_ends_before_the_answer_to_a_rollback_is_lost_has_a_snapshot_of_its_end(bench, monkeypatch):
+    """The next run that begins with its newest snapshot is to have all that was trained."""
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(3)
+    without_an_answer(bench, monkeypatch, happens=lambda: end(bench))
+    assert bench.snapshotter.take() is not None
+    newest = latest(bench.store)
+    assert (newest.shards[0].version, newest.generation) == (5, 0)
+    assert bench.store.load_newest(0, 1)[0].number == newest.number
+
+
+def test_job_that_has_ended_is_overtaken_by_no_other_shard(bench):
+    """It would commit a rollback that it never makes, and read the snapshot again at each comparison."""
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(1)
+    end(bench)
+    before = latest(bench.store)
+    bench.rollback.overtaken(7)
+    assert (latest(bench.store), bench.shard.history.version) == (before, 3)
+
+
+def test_what_happens_to_workers_while_the_storage_takes_its_time_stays_counted(bench):
+    bench.train(2)
+    bench.snapshotter.take()
+    bench.train(1)
+    publish, counters = bench.store.publish, bench.coordinator.record.counters
+
+    def slow(manifest):
+        counters.taken_back += 1
+        return publish(manifest)
+
+    bench.store.publish = slow
+    bench.diverge()
+    assert (bench.shard.history.generation, report.status(bench.coordinator).leases_taken_back) == (1, 1)
+
+
+def test_what_happens_to_workers_before_a_rollback_is_finished_stays_counted(bench, monkeypatch):
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+    without_an_answer(bench, monkeypatch)
+    bench.coordinator.record.counters.taken_back = 3
+    bench.snapshotter.take()
+    assert (bench.shard.history.generation, report.status(bench.coordinator).leases_taken_back) == (1, 3)
 
 
 def test_what_has_happened_to_workers_and_servers_stays_counted(bench):
