@@ -23,7 +23,8 @@ class Partial:
         self._known = Contents()
         """The pushes that it has, as ranges."""
         self._settled = Contents()
-        """Those that some shard can no longer get: their positions are permanent."""
+        """Those that some shard can no longer get: their positions are permanent, which counts too much where the
+        shards that have one lose it later, to a snapshot's damaged file."""
         self._whole: set[Push] = set()
         """Those of them that all shards held at the last comparison."""
         self._permanent: list[Progress] = []
