@@ -86,7 +86,7 @@ class Paces:
             rate = _rate(points, worker, now)
             if (pool := pools.get(place[:2])) is None:
                 continue
-            pushing.append((pool, now - points[0].at))
+            pushing.append((pool, max(now, points[-1].at) - points[0].at))  # whatever a pod says, it did push
             if rate:
                 found[pool].append(rate.per_second)
                 rates.append(rate)
@@ -104,7 +104,9 @@ def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | Non
 
     `now`: of the report, on the clock of the points. What is waited for longer than a step takes counts as well.
     """
-    if points and worker.samples < points[-1].samples:  # no rate is negative, whatever a pod says
+    # No rate and no time is negative, whatever a pod says. After a restart of the coordinator its time beside steps may
+    # be 0 until its first heartbeat: the clock of the points runs back by all of it.
+    if points and (worker.samples < points[-1].samples or now < points[0].at):
         points.clear()
     pushed = now - worker.last_push_seconds
     if not points or (worker.samples > points[-1].samples and pushed > points[-1].at):

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.exchange import alone, limits, sharing
+from shoal.sizing.speed.exchange import Links, limits
 from shoal.sizing.speed.measurements import Basis, LeftOut, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
@@ -56,17 +56,18 @@ class SpeedModel:
         self._profiles = _by_model(profiles)
         known: list[Observation] = []
         for profile in self._profiles:
-            for row, time in alone(profile):
-                if self._sheets.knows(row.device):
-                    known.append(_observation(profile.model, row, time))
+            for row in profile.rows:
+                alone = row.alone
+                if alone is not None and self._sheets.knows(row.device):
+                    known.append(_observation(profile.model, row, alone))
         every = merged(known)
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
         self._loads, self._clusters = self._of_servers(planned)
-        counted = {load.model.key for load in self._loads if planned is None or load.model.key in planned}
-        self._sharing = [
-            one for profile in self._profiles if profile.model.key in counted for one in sharing(profile)
-        ]
+        self._links = Links(self._profiles, self._sheets)
+        keys = dict.fromkeys(load.model.key for load in self._loads)
+        counted = [key for key in keys if planned is None or key in planned]
+        self._sharing = [one for key in counted for one in self._links.sharing(key)]
         self.workers = WorkerModel(self._observations, self._sheets)
         self._speeds: dict[Configuration, WorkerSpeed] = {}
 
@@ -108,7 +109,10 @@ class SpeedModel:
     def _predicted(self, one: Configuration) -> WorkerSpeed:
         mean, sigma = self.workers.predict([one])
         return WorkerSpeed(
-            math.exp(min(max(float(mean[0]), -MOST_LOG), MOST_LOG)),
+            max(
+                math.exp(min(max(float(mean[0]), -MOST_LOG), MOST_LOG)),
+                self._links.floor(one.model, one.device, one.devices),
+            ),
             max(float(sigma[0]), priors.LEAST_SIGMA),
             self._basis(one),
         )
@@ -175,12 +179,12 @@ def fitted(
     return speeds, left_out
 
 
-def _observation(model: Model, row: Row, time: LogMean) -> Observation:
+def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     """A row as an observation: what is old weighs less."""
-    variance = time.variance_log / max(time.count * priors.weight(row.age_seconds), 1e-3)
+    variance = alone.variance_log / max(alone.count * priors.weight(row.age_seconds), 1e-3)
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
-    return Observation(one, math.log(time.seconds), variance + drift)
+    return Observation(one, math.log(alone.seconds), variance + drift)
 
 
 def merged(known: Sequence[Observation]) -> list[Observation]:

@@ -47,7 +47,8 @@ class Load:
 class Cluster:
     """A measured cluster: `workers` that make `alone` steps/s together without contention made `speed` steps/s.
 
-    `alone_sigma` is the standard deviation of ln(alone); clusters of one `series` share their deviations.
+    `alone_sigma` is the standard deviation of ln(alone); clusters of one `series` share their deviations. `weight`:
+    what it still counts at its age, 0 to 1.
     """
 
     model: Model
@@ -57,6 +58,7 @@ class Cluster:
     speed: float
     alone_sigma: float = 0.0
     series: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -302,10 +304,12 @@ class ServerModel:
         noise = [priors.LOAD_NOISE**2 + 1 / max(each.updates, 1.0) for each in loads]
         doubt = ((1 - hangs) * np.array([each.alone_sigma for each in clusters])) ** 2
         series = np.array([float(self._series[each.series]) for each in clusters]) ** priors.SERIES
+        weight = np.array([each.weight for each in clusters])
         return _Terms(
             self._model,
             error - np.concatenate([cap[:n], speed]),
-            self._voice[self._model] / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
+            self._voice[self._model]
+            / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series / weight]),
             slope,
             -np.concatenate([np.ones(n), hangs]),
         )

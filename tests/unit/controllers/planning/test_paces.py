@@ -222,6 +222,23 @@ def test_workers_that_have_just_begun_to_push_shared_the_servers_for_as_long() -
     assert max(map(abs, errors)) < 0.15
 
 
+@pytest.mark.parametrize("late", [(1e6, 1e6), (0.0, 1e6), (15.0, 15.0), (30.0, 30.0)])
+def test_time_beside_steps_that_is_told_late_takes_no_worker_from_the_company(
+    late: tuple[float, float],
+) -> None:
+    """A coordinator that begins again hears it at the first heartbeat: for so long the job was not planned."""
+    paces, one = Paces(), Problem((Pool("spot", 3, 1.0, 1.0, 100, running=2),), StepWork(samples=1e6))
+    for second in range(200):
+        said = report(1 + second, 1 + second)
+        beside = late if second >= 30 else (0.0, 0.0)
+        workers = (replace(each, beside_seconds=b) for each, b in zip(said.workers, beside, strict=True))
+        found = paces.observe(JOB, said.model_copy(update={"workers": tuple(workers)}), 1000.0 + second)
+        assert all(0 <= count <= 2 for count in found.company.values())
+        assert bool(found.speeds) == (pace_of(one, found) is not None)
+    assert found.company == {"spot": pytest.approx(2.0, abs=0.2)}
+    assert len(found.speeds["spot"]) == 2, "which are watched again"
+
+
 def test_workers_that_wait_for_a_parameter_server_are_not_slow() -> None:
     """Within five minutes in which server 1 was replaced, eight workers were planned to be 28."""
     paces, rates = Paces(), []
