@@ -304,12 +304,13 @@ class ServerModel:
         noise = [priors.LOAD_NOISE**2 + 1 / max(each.updates, 1.0) for each in loads]
         doubt = ((1 - hangs) * np.array([each.alone_sigma for each in clusters])) ** 2
         series = np.array([float(self._series[each.series]) for each in clusters]) ** priors.SERIES
-        weight = np.array([each.weight for each in clusters])
+        still = np.array([*(1.0 for _ in loads), *(each.weight for each in clusters)])
         return _Terms(
             self._model,
             error - np.concatenate([cap[:n], speed]),
-            self._voice[self._model]
-            / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series / weight]),
+            still
+            * self._voice[self._model]
+            / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
             slope,
             -np.concatenate([np.ones(n), hangs]),
         )

@@ -169,6 +169,8 @@ def test_full_link_counts_by_its_age() -> None:
     same, _ = capacity([replace(before, age_seconds=0.0), *now], IDLE)
     found, _ = capacity([before, *now], IDLE)
     assert same * 1.05 < found < 24
+    ages = [replace(each, age_seconds=1e12) for each in now]
+    assert capacity(ages, IDLE) == capacity((), IDLE), "as old as a row may be"
 
 
 def test_clusters_of_one_model_do_not_move_the_servers_of_another_that_has_loads() -> None:
