@@ -41,7 +41,9 @@ MAX_SPANS = 1 << 20
 MAX_ENTRIES = 4 * MAX_JOURNAL
 """A full journal, as much that is kept while a snapshot is written, and the pushes under way."""
 PROBE_ERROR = 1e-3
-"""Of the largest probe: another sample differs by more, and another machine's rounding by less."""
+"""Of the largest probe of arrays: another row differs by more, and another machine's rounding by less."""
+SCALE_ERROR = 1e-2
+"""Of a probe's scale, where a script computes the samples when they are read."""
 
 
 class DataSpec(Message):
@@ -60,6 +62,8 @@ class DataSpec(Message):
     """What decides which sample is at a position; "": unknown, or no certain one is."""
     probes: tuple[float, ...] = Field(default=(), max_length=64)
     """Of some samples, a number that rounding may change a little; none: unknown."""
+    scales: tuple[float, ...] = Field(default=(), max_length=64)
+    """Of the probes; see `Probes`."""
     block: int = Field(default=0, ge=0)
     """So many neighbouring samples are read together; 0: each is read by itself."""
     validation: bool = False
@@ -97,13 +101,17 @@ class DataSpec(Message):
             f"{len(job - worker):,} of the job's {len(job):,} are missing; the job keeps its own list"
         )
 
-    def same_samples(self, other: DataSpec) -> bool:
-        """Whether the probes do not tell these samples from those of another worker."""
+    def differing(self, other: DataSpec) -> float:
+        """The share of the compared samples that the probes tell from those of another worker."""
         if not self.probes or not other.probes:
-            return True
-        near = PROBE_ERROR * max(map(abs, self.probes))
-        pairs = zip(self.probes, other.probes, strict=False)
-        return len(self.probes) == len(other.probes) and all(abs(a - b) <= near for a, b in pairs)
+            return 0.0
+        if len(self.probes) != len(other.probes):
+            return 1.0
+        near = [SCALE_ERROR * scale for scale in self.scales]
+        if len(near) != len(self.probes):
+            near = [PROBE_ERROR * max(map(abs, self.probes))] * len(self.probes)
+        apart = [abs(a - b) > c for a, b, c in zip(self.probes, other.probes, near, strict=True)]
+        return sum(apart) / len(apart)
 
     def lease_message(self, lease: Grant) -> Lease:
         """A lease of these data as a message to a worker."""

@@ -25,6 +25,9 @@ from shoal_trainer.wire.messages import Entry, Progress
 
 log = logging.getLogger(__name__)
 
+OTHERS = 3 / 4
+"""Of the compared samples more than that differ where a worker has another split or order."""
+
 
 class Record:
     """The saved state of one job with so many `shards`."""
@@ -47,6 +50,8 @@ class Record:
         self._shards = shards
         self._saved: dict[str, Any] | None = None
         self._warned_files = False
+        self._warned_probes: set[tuple[float, ...]] = set()
+        """Of workers, each of which joins with its own again and again."""
 
     @property
     def begun(self) -> bool:
@@ -88,7 +93,7 @@ class Record:
             self.stopping = ""
             self.tasks.resume_after(self.ledger.completed)
             if not self.ledger.begun and self.data is not None:  # the next epoch may be of other data
-                self.data = self.data.model_copy(update={"order": "", "probes": ()})
+                self.data = self.data.model_copy(update={"order": "", "probes": (), "scales": ()})
 
     def rewind(self, saved: dict[str, Any]) -> None:
         """Return to a saved record. All leases are released, and the undone steps count as wasted."""
@@ -157,19 +162,28 @@ class Record:
         """`UserError` if this worker finds other samples at the job's positions: some would be trained twice."""
         assert self.data is not None
         if not self.data.order:  # saved by an earlier version, or by a run whose order is not continued
-            self.data = self.data.model_copy(update={"order": data.order, "probes": data.probes})
+            taken = {name: getattr(data, name) for name in ("order", "probes", "scales")}
+            self.data = self.data.model_copy(update=taken)
         if data.order and data.order != self.data.order:
             raise UserError(
                 f"This worker reads the training data in another order than the job: {data.order} here, "
                 f"{self.data.order} there. Every worker must use the same numbers, and an image of the same version of "
                 "Shoal, also after a pause of the job; a new run may use others."
             )
-        if not self.data.same_samples(data):
-            raise UserError(
-                "This worker has other training samples than the job at the same positions, so some would be trained "
-                "twice and others never. Every worker must see the same data in the same order: give a random split "
-                "its seed (train_test_split(…, random_state=0)), and sort what is read from a folder."
-            )
+        differing = self.data.differing(data)
+        if not differing:
+            return
+        others = (
+            "has other training samples than the job at the same positions, so some would be trained twice and others "
+            "never. Every worker must see the same data in the same order: give a random split its seed "
+            "(train_test_split(…, random_state=0)), and sort what is read from a folder."
+        )
+        # What a script computes of a sample may be random, or change with the time and the machine.
+        if not data.scales or (differing > OTHERS and not self.begun):
+            raise UserError(f"This worker {others}")
+        if data.probes not in self._warned_probes:
+            self._warned_probes.add(data.probes)
+            log.warning("a worker (%.0f %% of what was compared) %s", 100 * differing, others)
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Apply the journal to the ledger."""

@@ -15,7 +15,12 @@ import numpy.typing as npt
 from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import Ranges
 from shoal_trainer.data.order import order_name, samples_at
+from shoal_trainer.data.probes import probes_of
+from shoal_trainer.data.source import Probes
 from shoal_trainer.errors import UserError
+
+PROBES = 16
+"""The number of rows by which two workers' arrays are compared."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,6 @@ class Arrays(Ranges):
     sample_weight: Any
     seed: int | None = None
     size: int = field(init=False)
-    looked_up = True
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "sample_weight"):
@@ -54,6 +58,12 @@ class Arrays(Ranges):
         object.__setattr__(self, "size", sizes.pop())
         if self.size < 1:
             raise UserError("The data must have at least one sample; the arrays are empty.")
+
+    def probes(self) -> Probes:
+        """See `Source`."""
+        rows = np.linspace(0, self.size - 1, min(self.size, PROBES)).astype(int)
+        columns = [np.asarray(leaf[rows]) for leaf in leaves((self.x, self.y, self.sample_weight))]
+        return Probes(tuple(number for number, _ in probes_of(columns)))
 
     def _order_name(self) -> str:
         return order_name(self.size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ import numpy as np
 
 from shoal_trainer.data.batch import Batch, batches, leaves
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
-from shoal_trainer.data.probes import PROBES, places, probed
+from shoal_trainer.data.probes import places, probed
 from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.rows import rebatched
 from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
-from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.source import Extent, Part, Probes, Source
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ class Ranges(Source):
     size: int
     shuffle: int | None = None
     seed: int | None
-    looked_up: ClassVar[bool] = False
-    """Whether a single sample is read by itself, without others."""
+    compared: ClassVar[tuple[int, int]] = 4, 4
+    """At how many places a worker's samples are compared with the job's, and so many at each."""
 
     def describe(self) -> Extent:
         """The number of samples, and what their order depends on."""
@@ -53,10 +52,15 @@ class Ranges(Source):
         """Of single samples; see `order_name`."""
         return ""
 
-    def probes(self) -> tuple[float, ...]:
+    @property
+    def threads(self) -> int:
+        """So many may read the data at once: one, unless a script says that its code bears more."""
+        return 1
+
+    def probes(self) -> Probes:
         """See `Source`."""
-        parts = [Part(*place, None) for place in places(self.size, PROBES if self.looked_up else 2)]
-        return probed(lambda: itertools.chain(*(self.read(part, PROBES) for part in parts)))
+        reads, rows = self.compared
+        return probed(lambda part: self.read(part, rows), list(places(self.size, reads, rows)), self.threads)
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Read a range of positions; see `Source.read`."""

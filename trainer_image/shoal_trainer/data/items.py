@@ -37,7 +37,7 @@ class Items(Ranges):
     lengths: tuple[int, ...] = ()
     seed: int | None = None
     size: int = field(init=False)
-    looked_up = True
+    compared = 8, 1
 
     def __post_init__(self) -> None:
         size = len(self.items)
@@ -128,6 +128,11 @@ class Batches(Ranges):
         element = self._batch(last)
         self._check(last, element, count(element))
         return self._each * last + count(element)
+
+    @property
+    def threads(self) -> int:
+        """See `Ranges`."""
+        return max(1, int(self.dataset.workers))
 
     @functools.cached_property
     def _first(self) -> Any:

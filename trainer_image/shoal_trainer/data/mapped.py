@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.downloads import Download
-from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.source import Extent, Part, Probes, Source
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Mapped(Source):
         """As the data themselves."""
         return self.source.describe()
 
-    def probes(self) -> tuple[float, ...]:
+    def probes(self) -> Probes:
         """As the data themselves."""
         return self.source.probes()
 

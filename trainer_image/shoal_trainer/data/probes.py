@@ -5,53 +5,66 @@ Numbers and no digest: two machines may round what a script computes of its data
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.source import Part, Probes
 
-PROBES, PROBED = 16, 4096
-"""The number of samples, and of the first values of each array of one."""
-
-
-def places(size: int, reads: int) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) all over the data, so many or fewer, with `PROBES` samples together if there are as many."""
-    each = min(size, PROBES // reads)
-    starts = np.linspace(0, size - each, min(size, reads)).astype(int)
-    yield from ((start, start + each) for start in sorted(set(starts.tolist())))
+PROBED = 4096
+"""The number of the first values of each array of a sample that count."""
+AGAIN = 4
+"""So many places are read a second time."""
 
 
-def probed(read: Callable[[], Iterable[Batch]]) -> tuple[float, ...]:
-    """A number of each sample that is read. Another split, or another order, has other numbers.
+def places(size: int, reads: int, rows: int) -> Iterator[Part]:
+    """Ranges of so many rows all over the data, in their own order; fewer of either where there are not as many."""
+    rows = min(size, rows)
+    starts = np.linspace(0, size - rows, min(size, reads)).astype(int)
+    yield from (Part(start, start + rows, None) for start in sorted(set(starts.tolist())))
+
+
+def probes_of(columns: Sequence[Any]) -> Iterator[tuple[float, float]]:
+    """The number of each row of these arrays, and its scale."""
+    for row in range(len(columns[0])):
+        numbers, scales = zip(*(_number(column[row]) for column in columns), strict=True)
+        yield sum(numbers), math.hypot(*scales)
+
+
+def probed(read: Callable[[Part], Iterable[Batch]], parts: Sequence[Part], threads: int) -> Probes:
+    """Of the samples in these parts.
 
     None of data that are others when they are read again, as those that a script augments: these no number would tell
     from another worker's.
     """
     from shoal_trainer.worker.keras_internals import without_seed
 
-    first = _numbers(read())
-    # A pipeline of TensorFlow that is made anew draws the same again, and each worker has a seed of its own.
-    with without_seed():
-        again = _numbers(read())
-    return first if first == again else ()
+    def found(part: Part) -> list[tuple[float, float]]:
+        samples = (leaves(batch.as_given()) for batch in read(part))
+        return [probe for sample in samples for probe in probes_of([np.asarray(leaf) for leaf in sample])]
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="probes") as pool:
+        first = dict(zip(parts, pool.map(found, parts), strict=True))
+        few = parts[:: -(-len(parts) // AGAIN)]
+        # A pipeline of TensorFlow that is made anew draws the same again, and each worker has a seed of its own.
+        with without_seed():
+            again = list(pool.map(found, few))
+    if [first[part] for part in few] != again:
+        return Probes()
+    return Probes(*zip(*(probe for each in first.values() for probe in each), strict=True))
 
 
-def _numbers(batches: Iterable[Batch]) -> tuple[float, ...]:
-    return tuple(
-        sum(_number(column[row]) for column in columns)
-        for batch in batches
-        for columns in [[np.asarray(leaf) for leaf in leaves(batch.as_given())]]
-        for row in range(batch.samples)
-    )
-
-
-def _number(row: Any) -> float:
-    """A weighted sum of the values; of text a hash."""
+def _number(row: Any) -> tuple[float, float]:
+    """A weighted sum of the values, and its scale; of text a hash."""
     values = np.ravel(row)[:PROBED]
     if values.dtype.kind in "biuf":
         weights = np.cos(np.arange(values.size))
-        return float(np.nan_to_num(values.astype(np.float64), posinf=1.0, neginf=-1.0) @ weights)
-    return sum(zlib.crc32(str(value).encode()) / 2**32 for value in values if isinstance(value, str | bytes))
+        values = np.nan_to_num(values.astype(np.float64), posinf=1.0, neginf=-1.0)
+        return float(values @ weights), float(np.linalg.norm(values * weights))
+    hashes = [zlib.crc32(str(value).encode()) / 2**32 for value in values if isinstance(value, str | bytes)]
+    return sum(hashes), math.hypot(*hashes)

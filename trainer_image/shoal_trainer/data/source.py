@@ -49,6 +49,14 @@ class Extent:
             yield Part(0, None, None, name)
 
 
+class Probes(NamedTuple):
+    """A number of each of some samples. Another split, or another order, has other numbers."""
+
+    numbers: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    """Of each, the norm of what is added in it; none: of arrays, which nothing computes when they are read."""
+
+
 class Source(ABC):
     """Training or validation data."""
 
@@ -80,12 +88,12 @@ class Source(ABC):
     def describe(self) -> Extent:
         """How much data there is. Raises `UserError` if there is none, `Unreachable` if the storage does not answer."""
 
-    def probes(self) -> tuple[float, ...]:
-        """Numbers of some samples, the same wherever the same samples are read; none: unknown. Reads them.
+    def probes(self) -> Probes:
+        """Of some samples, the same wherever the same samples are read; none: unknown. Reads them.
 
         Raises as `read` does.
         """
-        return ()
+        return Probes()
 
     @abstractmethod
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:

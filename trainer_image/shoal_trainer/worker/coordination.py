@@ -371,7 +371,8 @@ def spec_of(job: Training) -> DataSpec:
         seed=job.seed,
         order=extent.order
         and f"{extent.order} with the seed {job.seed if extent.seed is None else extent.seed}",
-        probes=probes,
+        probes=probes.numbers,
+        scales=probes.scales,
         block=job.data.block,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,

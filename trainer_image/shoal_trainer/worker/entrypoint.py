@@ -9,14 +9,11 @@ import importlib
 import importlib.util
 import inspect
 import logging
-import random
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from shoal_trainer.contract import CODE_ARCHIVE, CODE_DIR
 from shoal_trainer.data.user_code import blamed_on_user
@@ -51,10 +48,6 @@ def load(
     sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]
     failed = f"The module {module_name!r} of the entrypoint cannot be imported"
     with blamed_on_user(f"the module {module_name!r}", failed, _remedy), _told_of_fit():
-        # What a script splits or draws without a seed is the same in each worker. TensorFlow's seed stays: a data set
-        # that shuffles would be shuffled alike by all of them.
-        random.seed(0)
-        np.random.seed(0)
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

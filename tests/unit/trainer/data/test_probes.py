@@ -1,5 +1,7 @@
 """The workers of a job find the same sample at a position, or the coordinator is told that they do not."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -50,10 +52,11 @@ def spec(data, **options):
     return spec_of(Training(model=lambda: None, data=data, **options))
 
 
-def join(*specs):
+def join(*specs, begun=False):
     record = Record(JobIdentity(namespace="n", name="n", uid="u"), StopAfter(epochs=1), 32, 1)
     for each in specs:
         record.set_data(each, 32)
+        record.pace.begun = begun
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,6 +68,50 @@ def test_another_split_is_another_training_set(form):
     join(spec(FORMS[form](here)), spec(FORMS[form](here)))
     with pytest.raises(UserError, match="other training samples"):
         join(spec(FORMS[form](here)), spec(FORMS[form](there)))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "arrays"])
+def test_other_samples_end_no_job_that_trains(form, caplog):
+    """What a script computes of a sample may be random, as a coin for a batch that fell alike twice."""
+    first, *others = (
+        spec(FORMS[form](np.random.default_rng(seed).permutation(100)[:80])) for seed in range(3)
+    )
+    join(first, first, others[0], others[0], others[1], others[0], begun=True)
+    words = [record.message for record in caplog.records]
+    assert len(words) == 2, "a worker joins again after an outage"
+    assert all("% of what was compared) has other training samples than the job" in each for each in words)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "arrays"])
+def test_some_other_samples_are_only_told(form, caplog):
+    """As of a rare augmentation that was not seen when the samples were read again."""
+    rows = np.arange(100)
+    some = np.where(rows < 50, rows, rows[::-1])
+    join(spec(FORMS[form](rows)), spec(FORMS[form](some)))
+    assert "has other training samples than the job" in caplog.text
+
+
+def image(index, flaws=0.0):
+    """A smooth one, as a photograph is: what is added in its number cancels out."""
+    across, down = np.mgrid[0:64, 0:64]
+    draw, other = np.random.default_rng(index), np.random.default_rng(999 + index)
+    grey = 128 + 60 * np.sin(across / draw.uniform(5, 20)) + 40 * np.cos(down / draw.uniform(5, 20))
+    grey += draw.normal(0, 6, across.shape) + (other.random(across.shape) < flaws)
+    return np.clip(grey, 0, 255).astype(np.uint8)
+
+
+def test_what_another_machine_computes_a_little_differently_is_the_same_sample(caplog):
+    def made(function):
+        return spec(Indexed.from_items(range(100), lambda row: (function(row), row % 2)))
+
+    wide = np.random.default_rng(1).normal(size=(100, 768))
+    noise = 1 + 2e-3 * np.random.default_rng(2).normal(size=wide.shape)  # as of bfloat16
+    join(made(image), made(lambda row: image(row, 0.1)))
+    join(made(lambda row: wide[row]), made(lambda row: wide[row] * noise[row]))
+    join(made(lambda row: [50.0 + row]), made(lambda row: [50.0 + row + 4 / 24]))  # days since, 4 hours later
+    assert not caplog.records
+    with pytest.raises(UserError, match="other training samples"):
+        join(made(image), made(lambda row: image(row + 100)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 9, 31])
@@ -90,6 +137,33 @@ def test_samples_that_a_script_augments_are_not_compared(form):
     join(*specs)
 
 
+def test_samples_are_read_again_in_few_places():
+    read = []
+
+    def parse(row):
+        read.append(row)
+        return X[row]
+
+    spec(Indexed.from_items(range(100), parse))
+    assert len(set(read)) == 8
+    assert len(read) == 12
+
+
+def test_batches_are_compared_by_the_threads_of_their_script():
+    """In turn, they would keep a worker from its first heartbeat."""
+    together = threading.Barrier(4, timeout=10)
+
+    class Slow(Sequence):
+        def __getitem__(self, index):
+            if threading.current_thread() is not threading.main_thread():
+                together.wait()
+            return super().__getitem__(index)
+
+    batches = Slow(np.arange(128) % 100)
+    batches.workers = 4
+    assert len(spec(batches).probes) == 16
+
+
 def test_worker_of_a_version_that_compares_less_joins():
     new = spec(FORMS["items"](np.arange(80)))
     old = new.model_copy(update={"probes": ()})
@@ -103,7 +177,7 @@ def test_numbers_of_arrays_are_those_of_earlier_versions():
 
 
 def test_a_function_that_yields_more_than_its_range_is_refused_at_once():
-    with pytest.raises(UserError, match="yields more than 8 samples"):
+    with pytest.raises(UserError, match="yields more than 4 samples"):
         spec(Indexed(100, lambda _start, _stop: tf.data.Dataset.range(100)))
 
 

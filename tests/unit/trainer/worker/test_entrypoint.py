@@ -4,9 +4,7 @@ import re
 import sys
 import zipfile
 
-import keras
 import pytest
-import tensorflow as tf
 
 from shoal_trainer import Training, UserError
 from shoal_trainer.errors import Unreachable
@@ -65,17 +63,6 @@ parser.parse_args()
 """
 
 
-SPLITS = """
-import random
-import keras
-import numpy as np
-from shoal_trainer import Training
-
-split = [*np.random.permutation(1000)[:3], random.randrange(1000), keras.initializers.RandomNormal().seed]
-job = Training(model=keras.Sequential, data=(np.ones((4, 1)), np.ones(4)))
-"""
-
-
 FITS = """
 import keras
 import numpy as np
@@ -103,11 +90,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "package.py").write_text("import lightgbm_of_nobody\n")
     (tmp_path / "reads.py").write_text("open('no/such.csv')\n")
     (tmp_path / "fits.py").write_text(FITS)
-    (tmp_path / "splits.py").write_text(SPLITS)
     (tmp_path / "epochs.py").write_text("from shoal_trainer import Training\n\njob = Training(epochs=3)\n")
     (tmp_path / "writes.py").write_text("raise OSError(30, 'Read-only file system', 'out')\n")
     yield tmp_path
-    for name in ("goodjob", "loading", "syntaxerror", "importerror", "exits", "fits", "splits"):
+    for name in ("goodjob", "loading", "syntaxerror", "importerror", "exits", "fits"):
         sys.modules.pop(name, None)
 
 
@@ -242,30 +228,6 @@ def test_data_that_user_code_cannot_load_now_are_waited_for(folder, where):
             load("loading:job", folder=folder)
     (folder / "there").write_text("")
     assert isinstance(load("loading:job", folder=folder), Training)
-
-
-def test_what_a_module_draws_without_a_seed_is_the_same_in_each_worker(folder):
-    found = []
-    for seed in range(2):  # as in two processes
-        keras.utils.set_random_seed(seed)
-        sys.modules.pop("splits", None)
-        load("splits:job", folder=folder)
-        found.append(sys.modules["splits"].split)
-    assert found[0] == found[1]
-
-
-def test_what_a_module_draws_from_tensorflow_is_its_own(folder):
-    """A data set that shuffles without a seed would be in one order for all workers."""
-    (folder / "draws.py").write_text(
-        SPLITS + "\nimport tensorflow as tf\nsplit = float(tf.random.uniform(()))"
-    )
-    found = set()
-    for seed in range(2):
-        tf.random.set_seed(seed)
-        sys.modules.pop("draws", None)
-        load("draws:job", folder=folder)
-        found.add(sys.modules["draws"].split)
-    assert len(found) == 2
 
 
 def test_a_module_that_trains_when_it_is_imported_is_told_once(folder, caplog):
