@@ -79,7 +79,7 @@ class Worker:
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     """Build the user's model from the first batch of the data.
 
-    Names in it go on after those of its module, parts of which the model may have, also where it is built again.
+    Names in it go on after those of its module, parts of which the model may have, also after an attempt that failed.
     `Unreachable` if the data or the model's weights are; `OutOfMemory` if this worker's memory is too small.
     """
     keras.utils.set_random_seed(job.seed)

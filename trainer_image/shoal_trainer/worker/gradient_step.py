@@ -124,8 +124,7 @@ class GradientStep:
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
             *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
         ]
-        exchanged = [*self._trainable, *self._statistics]
-        scope = _Scope(pairs, exchanged, iterations_of(self._optimizer), updates, self._found)
+        scope = _Scope(pairs, self._trainable, iterations_of(self._optimizer), updates, self._found)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
         with (
@@ -165,21 +164,21 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
     `iterations`, a variable of an optimizer, is read as `updates`.
 
     In the scope a variable is a tensor. Where TensorFlow must know that it is one, `found.whole` says so: the gradient
-    of a custom one has the variables that its function uses, of which `exchanged` matter, and a loop or a branch may
-    assign some, while its tensors are its own.
+    of a custom one has the variables that its function uses, of which the `trained` ones matter, and what it assigns is
+    assigned again where it is computed again; a loop or a branch may assign some, while its tensors are its own.
     """
 
     def __init__(
         self,
         pairs: list[tuple[Any, Any]],
-        exchanged: list[Any],
+        trained: list[Any],
         iterations: Any,
         updates: Any,
         found: Findings,
     ) -> None:
         super().__init__(pairs, collect_losses=True)
         self.others: dict[int, Any] = {}
-        self._exchanged = {id(variable) for variable in exchanged}
+        self._trained = {id(variable) for variable in trained}
         self._iterations, self._updates = iterations, updates
         self._found = found
         self._graph = tf.compat.v1.get_default_graph()
@@ -198,14 +197,16 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         if variable is self._iterations:
             self._found.counts = True
             return tf.cast(self._updates, variable.dtype)
-        if self._closed and id(variable) in self._exchanged:
+        if self._closed and id(variable) in self._trained:
             self._found.whole = f"keras.remat or a tf.custom_gradient uses {variable.path}"
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         own = resource_of(variable)
-        if getattr(value, "graph", self._graph) is not self._graph and id(variable) in self.state_mapping:
+        if id(variable) in self.state_mapping and self._closed:
+            self._found.whole = f"keras.remat or a tf.custom_gradient assigns {variable.path}"
+        elif getattr(value, "graph", self._graph) is not self._graph and id(variable) in self.state_mapping:
             self._found.whole = f"a layer assigns {variable.path} in a loop or a branch"
         if id(variable) in self.state_mapping or own is None:  # None: of a variable that the call creates
             super().add_update(update)

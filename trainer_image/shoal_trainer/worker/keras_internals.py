@@ -88,13 +88,18 @@ def _seen(kind: Any, method: str, see: Callable[..., None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def names_given_back() -> Iterator[None]:
-    """After this block, Keras goes on with the numbers in names ("dense_1") as if nothing had been made in it."""
-    numbers = copy.copy(get_global_attribute(NUMBERS))
+def names_given_back(*, always: bool = False) -> Iterator[None]:
+    """After this block, Keras goes on with the numbers in names ("dense_1") as if nothing had been made in it.
+
+    If it raises, or `always`: what is made after a model, as by a callback that adds a layer, needs other names.
+    """
+    numbers, kept = copy.copy(get_global_attribute(NUMBERS)), False
     try:
         yield
+        kept = not always
     finally:
-        set_global_attribute(NUMBERS, numbers)
+        if not kept:
+            set_global_attribute(NUMBERS, numbers)
 
 
 def embeddings_called(see: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:

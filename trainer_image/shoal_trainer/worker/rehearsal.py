@@ -39,7 +39,7 @@ from shoal_trainer.worker.compose import build_flat_model, warn_of_data, warn_of
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.inputs import described
-from shoal_trainer.worker.keras_internals import model_supports_jit
+from shoal_trainer.worker.keras_internals import model_supports_jit, names_given_back
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.packages import beside_the_image
@@ -165,7 +165,8 @@ class Rehearsal:
         return job
 
     def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
-        model = build_flat_model(job, self._config)
+        with names_given_back(always=True):  # for the model as on a GPU
+            model = build_flat_model(job, self._config)
         say(f"{model.layout.size:,} parameters, {_bytes(model.wire_bytes)} in each push and pull")
         say(f"a batch is {described(model.example)}")
         return model

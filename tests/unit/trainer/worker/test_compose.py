@@ -1,5 +1,6 @@
 """Building a worker: outages at the start, and errors of user code."""
 
+import contextlib
 import threading
 import urllib.error
 from types import SimpleNamespace
@@ -80,12 +81,29 @@ def test_a_part_of_the_model_from_its_module_has_a_name_of_its_own():
         made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return made
 
-    jobs = Training(model=model, data=DATA)
-    first, again = (build_flat_model(jobs, CONFIG) for _ in range(2))
-    assert [each.name for each in first.model.layers] == [each.name for each in again.model.layers]
-    assert first.layout == again.layout, "a worker that could not read its data at first has the job's names"
+    made = []
+    for data in (Indexed(8, raises(Unreachable("the store does not answer"))), DATA):
+        with contextlib.suppress(Unreachable):
+            build_flat_model(Training(model=lambda: made.append(model()) or made[-1], data=data), CONFIG)
+    first, again = ([layer.name for layer in each.layers] for each in made)
+    assert first == again, "a worker that could not read its data at first has the job's names"
     assert not keras.config.is_flash_attention_enabled(), "what a script sets, is set"
     keras.config.enable_flash_attention()
+
+
+def test_layer_that_is_made_after_the_model_has_another_name():
+    """As by a callback that exports the model with one layer more."""
+
+    def model():
+        inputs = keras.Input((6, 6, 1))
+        made = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Flatten()(inputs)))
+        made.compile("sgd", "sparse_categorical_crossentropy")
+        return made
+
+    keras.backend.clear_session(free_memory=False)
+    built = build_flat_model(Training(model=model, data=DATA), CONFIG).model
+    more = keras.layers.Dense(1)(built.layers[-1].output)
+    assert keras.Model(built.inputs, more).layers[:-1] == built.layers
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), urllib.error.URLError(TimeoutError())])

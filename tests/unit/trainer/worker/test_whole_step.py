@@ -27,6 +27,7 @@ class Around(L.Layer):
         self.dense, self.norm = L.Dense(6, activation="tanh"), L.BatchNormalization()
         self.drop, self.seed = L.Dropout(0.3, seed=1), keras.random.SeedGenerator(1)
         self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
+        self.share = self.add_weight(shape=(), trainable=False, initializer="ones")
 
     def build(self, shape):
         self.dense.build(shape)
@@ -71,6 +72,15 @@ def with_its_own_gradient(layer, x, _):
     return function(x)
 
 
+def reversed_gradient(layer, x, _):
+    @tf.custom_gradient
+    def function(x):
+        share = tf.convert_to_tensor(layer.share)
+        return tf.identity(x), lambda upstream: -share * upstream
+
+    return function(x)
+
+
 def counted(layer, x):
     layer.count.assign_add(1.0)
     return x
@@ -94,6 +104,7 @@ FUNCTIONS = {
     "keras.remat": (lambda layer, x, _: keras.remat(layer.dense.call)(x), "a tf.custom_gradient uses"),
     "tf.recompute_grad": (lambda layer, x, _: tf.recompute_grad(layer.dense.call)(x), "uses .*/(kernel|bias)"),
     "tf.custom_gradient": (with_its_own_gradient, "a tf.custom_gradient uses .*/kernel"),
+    "a count in keras.remat": (lambda layer, x, _: keras.remat(lambda x: counted(layer, x))(x), "assigns"),
     "a statistic in a branch": (branch(lambda _layer, x, parts: parts.norm(x)), f"assigns .*moving_.* {LOOP}"),
     "a count in a branch": (branch(lambda layer, x, _: counted(layer, x)), LOOP),
     "noise in a branch": (branch(lambda layer, x, _: noisy(layer, x)), f"assigns .*seed_generator_state {LOOP}"),
@@ -152,6 +163,7 @@ def test_layer_that_assigns_a_trainable_variable_trains_as_in_keras():
 
 APART = {
     "a gradient of its own that uses its arguments": lambda _layer, x, _: ops.silu(x),
+    "a gradient of its own that uses a frozen weight": reversed_gradient,
     "a loop that assigns nothing": lambda layer, x, _: tf.map_fn(layer.dense.call, x[:, None])[:, 0],
     "a branch that assigns nothing": branch(lambda layer, x, _: layer.dense(x)),
     "a function that is traced apart": lambda layer, x, _: tf.function(lambda x: x + layer.count)(x),
