@@ -161,8 +161,9 @@ class Record:
     def _check_order(self, data: DataSpec) -> None:
         """`UserError` if this worker finds other samples at the job's positions: some would be trained twice."""
         assert self.data is not None
-        if not self.data.order:  # saved by an earlier version, or by a run whose order is not continued
-            taken = {name: getattr(data, name) for name in ("order", "probes", "scales")}
+        # Saved by an earlier version, or by a run whose order is not continued; or the first worker compared none.
+        if not (self.data.order and self.data.probes):
+            taken = {"order": self.data.order or data.order, "probes": data.probes, "scales": data.scales}
             self.data = self.data.model_copy(update=taken)
         if data.order and data.order != self.data.order:
             raise UserError(

@@ -169,6 +169,8 @@ def test_worker_of_a_version_that_compares_less_joins():
     old = new.model_copy(update={"probes": ()})
     join(old, new)
     join(new, old)
+    with pytest.raises(UserError, match="other training samples"):
+        join(old, new, spec(FORMS["items"](np.arange(100)[::-1][:80])))
 
 
 def test_numbers_of_arrays_are_those_of_earlier_versions():

@@ -337,6 +337,27 @@ def test_an_optimizer_that_is_made_at_import_is_no_error(check, optimizer):
     assert ("not tried" in found["as on a GPU"].message) == (optimizer == "Adamax")
 
 
+def test_models_that_are_tried_have_the_names_of_a_workers(check):
+    found = check("""
+        made = set()
+
+        def named():
+            model = build()
+            made.add(model.layers[-1].name)
+            if len(made) > 1:
+                raise KeyError(made)
+            return model
+
+        class Longer(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                longer = keras.layers.Dense(1)(self.model.layers[-1].output)
+                keras.Model(self.model.inputs, longer)
+
+        job = Training(model=named, data=DATA, callbacks=lambda: [Longer()])
+    """, gpu=True)  # fmt: skip
+    assert states(found) == {}
+
+
 @pytest.mark.nightly
 def test_one_worker_may_have_few_steps(check):
     assert states(check("job = Training(model=build, data=DATA)", batch_size=600)) == {}
