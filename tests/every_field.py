@@ -44,7 +44,7 @@ POOLED: Json = {
     "workers": {**BASE["workers"], "pools": ["spot", "safe"]},
     "elasticity": {
         "mode": "Auto",
-        "objective": {"deadlineSeconds": 320_000},
+        "objective": {"deadlineSeconds": 360_000},
         "stabilizationSeconds": {"up": 1, "down": 1},
     },
 }
