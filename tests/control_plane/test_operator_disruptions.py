@@ -218,7 +218,16 @@ async def test_recreated_node_of_the_same_name_loses_its_pods(
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
         await job.runs()
-        node = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
+        pod = (await job.pods())["digits-worker-0-0"]
+        node = pod["spec"]["nodeName"]
+        began = dt.datetime.fromisoformat(pod["status"]["startTime"])
+
+        async def a_second_has_passed() -> bool:
+            return dt.datetime.now(dt.UTC) - began >= dt.timedelta(seconds=2)
+
+        await eventually(
+            a_second_has_passed
+        )  # a node of the second in which a pod was bound may be the pod's
         await nodes.remove_node(node)
         await nodes.add_node(node, spot=True, capacity=ONE_POD)
         await job.pod_runs("digits-worker-0-1")
