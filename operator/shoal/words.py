@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -31,17 +32,26 @@ def age(of: datetime | str | None, now: datetime) -> str:
     return duration((now - moment).total_seconds())
 
 
+def number(value: str | float | None) -> float | None:
+    """A number, or a decimal string of the API; None of what is neither: a status may be another controller's."""
+    try:
+        found = math.nan if value is None else float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 def decimal(text: str | None, digits: int = 1) -> str:
-    """A decimal string of the API with so many digits; None as a dash."""
-    return "-" if text is None else f"{float(text):,.{digits}f}"
+    """A decimal string of the API with so many digits; a dash if it is no number."""
+    found = number(text)
+    return "-" if found is None else f"{found:,.{digits}f}"
 
 
 def metric(value: str | float | None) -> str:
-    """A loss or a metric, a number or a decimal string of the API, as Keras prints it; None as a dash."""
-    if value is None:
+    """A loss or a metric, a number or a decimal string of the API, as Keras prints it; a dash if it is neither."""
+    if (found := number(value)) is None:
         return "-"
-    number = float(value)
-    return f"{number:,.4f}" if abs(number) > 1e-3 or not number else f"{number:.4e}"
+    return f"{found:,.4f}" if abs(found) > 1e-3 or not found else f"{found:.4e}"
 
 
 def percent(value: int | None) -> str:

@@ -187,6 +187,19 @@ def test_every_query_of_the_dashboard_is_promql(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_panels_hold_releases_and_jobs_of_one_name_apart() -> None:
+    """Each release has its dashboard, which would else add up all of them; a job's name is one of its namespace."""
+    for query in QUERIES:
+        selected = re.findall(r"shoal_\w+(?:\{([^}]*)\})?", re.sub(r"by \([^)]*\)", "", query))
+        assert selected, query
+        assert {each.partition(",")[0] for each in selected} <= {
+            'namespace="shoal-system"',
+            'namespace=~"$namespace"',
+        }, query
+        for grouped in re.findall(r"by \(([^)]*shoal_dev_job[^)]*)\)", query):
+            assert grouped.startswith("namespace, "), query
+
+
 def test_every_alert_has_a_severity_a_runbook_and_a_test() -> None:
     runbooks = dict(re.findall(r"^## (\w+)\n\n(\w+)\.", read("docs/runbooks.md"), re.MULTILINE))
     assert {rule["alert"]: rule["labels"]["severity"] for rule in RULES} == {
@@ -236,7 +249,7 @@ def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
     name, dashboard = the_dashboard(documents)
     assert name == "team-a_shoal.json"
     of_release = {each: dashboard[each] for each in ("title", "uid")}
-    assert dashboard == DASHBOARD | of_release
+    assert dashboard == json.loads(json.dumps(DASHBOARD).replace("shoal-system", "team-a")) | of_release
     assert dashboard["title"] == "Shoal (team-a/shoal)"
 
 

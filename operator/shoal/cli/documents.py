@@ -12,7 +12,7 @@ import yaml
 def print_manifests(*manifests: dict[str, Any] | None) -> None:
     """Print those that there are as documents of one file."""
     documents: Iterable[dict[str, Any]] = (each for each in manifests if each)
-    click.echo(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False), nl=False)
+    click.echo(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, allow_unicode=True), nl=False)
 
 
 class _Readable(yaml.SafeDumper):

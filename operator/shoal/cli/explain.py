@@ -31,7 +31,7 @@ def explain(client: Client, *, name: str, output: Format) -> None:
         pods = job.pods()
     except ClusterError as error:
         unread = str(error)
-    findings = found_in(Seen(job.seen, pods, unread=unread))
+    findings = found_in(Seen(job.seen, pods, client.api.now(), unread))
     if output != "table":
         emit([dataclasses.asdict(each) for each in findings], output)
         return

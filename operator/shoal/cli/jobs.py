@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from shoal.api.training_job_status import PHASES
 from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
 from shoal.cli.values import SECONDS, Count
 from shoal.errors import ClusterError
+from shoal_trainer.contract import plain
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -34,7 +34,7 @@ def status(client: Client, *, name: str, output: Format) -> None:
     from shoal.client.view import follow_view
     from shoal.words import age
 
-    now = datetime.now(UTC)
+    now = client.api.now()
     _print(follow_view(job.seen, now=now))
     events, pods = [], []
     with contextlib.suppress(ClusterError):  # a user may read jobs without these, or without one of them
@@ -177,7 +177,7 @@ def delete(client: Client, *, name: str, yes: bool) -> None:
 def end(ended: Any) -> None:
     """Print how a job ended; exit code 1 if it failed."""
     if ended.output:
-        click.echo(f"the model is in {ended.output.uri}")
+        click.echo(f"the model is in {plain(ended.output.uri)}")
     if ended.phase == "Failed":
         from shoal.client.job import JobFailed, reason_of
 

@@ -10,8 +10,11 @@ import click
 
 from shoal.cli.cluster import Command, Format, cluster_command, console, emit, output_option
 from shoal.errors import Unavailable
+from shoal.words import number
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from shoal.api.training_job import TrainingJob
     from shoal.client import Client
 
@@ -59,20 +62,23 @@ def _show(
     if output != "table":
         emit([job.model_dump(mode="json", by_alias=True, exclude_none=True) for job in found], output)
     elif every is not None and screen.is_terminal:
-        table = job_table(found, namespaces=everywhere)
-        with Live(table, console=screen, screen=True, auto_refresh=False) as live:
+
+        def table(jobs: list[TrainingJob]) -> RenderableType:  # what no line is there for costs nothing
+            return job_table(jobs[: screen.height], namespaces=everywhere, now=client.api.now())
+
+        with Live(table(found), console=screen, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 with contextlib.suppress(
                     Unavailable
                 ):  # while the API server is away, what it said last is shown
-                    live.update(job_table(read(), namespaces=everywhere), refresh=True)
+                    live.update(table(read()), refresh=True)
     elif found:
-        screen.print(job_table(found, namespaces=everywhere))
+        screen.print(job_table(found, namespaces=everywhere, now=client.api.now()))
     else:
         where = "any namespace" if everywhere else f"the namespace {client.namespace}"
         click.echo(f"no jobs in {where}", err=True)
 
 
 def _fastest(job: TrainingJob) -> tuple[bool, float, str]:
-    return job.status.finished, -float(job.status.training.samples_per_second or 0), job.metadata.name
+    return job.status.finished, -(number(job.status.training.samples_per_second) or 0.0), job.metadata.name

@@ -16,7 +16,7 @@ from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
 from shoal.errors import ClusterError, Forbidden, NotFound, Unavailable, UsageError
-from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.contract import BATCH_SIZE, plain
 from shoal_trainer.script import argument, target
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _print(client: Client, made: Manifests, volume: Json | None = None) -> None:
     try:
         client.check(made)
     except (Forbidden, NotFound, Unavailable) as error:
-        click.echo(f"Not checked by an API server: {error}", err=True)
+        click.echo(f"Not checked by an API server: {plain(str(error))}", err=True)
     if made.archive is not None:
         size = f"{len(made.archive) / 1024:.0f} KiB"
         click.echo(f"The code, {size}, is not printed: shoal submit puts it into the job's storage", err=True)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
@@ -32,14 +35,26 @@ STDOUT, STDERR, ERROR = 1, 2, 3
 """Channels of a command in a pod."""
 APPLY_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+MOST_TRIES, LONGEST_WAIT = 6, 10.0
+"""A request that an API server with too much to do sends away, so often, after at most so many seconds each time."""
 
 
 class Api:
     """One API server and a namespace that is the default."""
 
-    def __init__(self, api: ApiClient, namespace: str) -> None:
+    _ahead = timedelta()
+    """By how much its clock is ahead of this machine's."""
+
+    def __init__(
+        self, api: ApiClient, namespace: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._api = api
         self.namespace = namespace
+        self._sleep = sleep
+
+    def now(self) -> datetime:
+        """The time by the cluster's clock, as its last answer told it: a laptop's may be minutes off."""
+        return datetime.now(UTC) + self._ahead
 
     @classmethod
     def connect(
@@ -195,13 +210,23 @@ class Api:
             body=body,
             auth_settings=["BearerToken"],
         )
-        try:
-            answer = self._api.call_api(*serialized, _request_timeout=timeout)
-        except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
-            raise Unavailable(
-                f"the API server does not answer: {short(error)}. Does `kubectl get nodes` work? --context and "
-                "KUBECONFIG choose another cluster."
-            ) from error
+        for tries in range(MOST_TRIES):
+            try:
+                answer = self._api.call_api(*serialized, _request_timeout=timeout)
+            except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
+                raise Unavailable(
+                    f"the API server does not answer: {short(error)}. Does `kubectl get nodes` work? --context and "
+                    "KUBECONFIG choose another cluster."
+                ) from error
+            headers = answer.response.headers
+            if (date := headers.get("Date")) is not None:
+                with contextlib.suppress(ValueError):
+                    self._ahead = parsedate_to_datetime(date) - datetime.now(UTC)
+            if answer.status != 429 or tries == MOST_TRIES - 1:
+                break
+            answer.read()
+            asked = headers.get("Retry-After", "")
+            self._sleep(min(float(asked) if asked.isdecimal() else 1.0, LONGEST_WAIT))
         if answer.status >= 300:
             raise refusal(answer.status, bytes(answer.read()), path)
         return answer

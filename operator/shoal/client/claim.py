@@ -8,6 +8,7 @@ CapacityPool, and what their template says. It can only read, and it ends by its
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.client.api import read_as
-from shoal.errors import NotFound, Refused, Unavailable, UsageError
+from shoal.errors import ClusterError, NotFound, Refused, Unavailable, UsageError
 from shoal.manifests.merge import merge
 from shoal.manifests.placement import Where, tolerations, with_installed
 from shoal.manifests.platforms import GENERIC
@@ -25,6 +26,8 @@ from shoal.manifests.platforms import GENERIC
 if TYPE_CHECKING:
     from shoal.client.api import Api
     from shoal.client.job import Job
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 MOUNT = "/claim"
@@ -68,7 +71,11 @@ def reading(
         _wait(pod, api, sleep)
         yield lambda name: api.run(pod, ["cat", str(folder / name)])
     finally:
-        api.delete(pod)
+        try:
+            api.delete(pod)
+        except ClusterError as error:  # what was read is read; the pod ends by itself, and goes with the job
+            if not isinstance(error, NotFound):
+                log.warning("the pod %s stays for at most an hour: %s", pod.rpartition("/")[2], error)
 
 
 def manifest(job: Job, claim: str, api: Api) -> Json:

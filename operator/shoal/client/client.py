@@ -128,9 +128,17 @@ class Client:
             for path, each in code:
                 self._create(path, {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}})
         except (ClusterError, KeyboardInterrupt) as error:
-            if created is not None or isinstance(error, KeyboardInterrupt):  # it may have been created
-                with contextlib.suppress(ClusterError):
-                    job.delete()
+            if created is None and not isinstance(error, KeyboardInterrupt):
+                raise
+            try:
+                job.delete()
+            except NotFound:
+                pass
+            except ClusterError as left:
+                raise Unavailable(
+                    f"{error or 'interrupted.'} {made.name} may be there, without its code ({left}): shoal delete "
+                    f"{made.name}"
+                ) from error
             raise
         return job
 
@@ -204,7 +212,10 @@ class Client:
         try:
             job.refresh()
         except NotFound as error:
-            known = self.names()
+            try:
+                known = self.names()
+            except Forbidden:  # who may read only jobs that a role names
+                raise NotFound(f"no job {name!r}") from error
             where = f"the namespace {self.namespace}"
             hint = (
                 f"{where} has {', '.join(known[:20])}"

@@ -387,13 +387,13 @@ def _coordinators(cluster: Cluster) -> Iterator[Check]:
     if not running:
         yield Check("coordinators", "unknown", f"no job runs in the namespace {cluster.namespace}: whether the "
                                                "operator reaches parameter servers shows one that does")  # fmt: skip
-    for name, status in running:
-        if (status.get("training") or {}).get("phase"):
-            yield Check("coordinators", "ok", f"{name}: the operator reads parameter server 0")
-        else:
-            yield Check("coordinators", "warning", f"{name}: workers run, but the operator has no report of "
-                                                   f"parameter server 0",
-                        "if it stays so: a NetworkPolicy blocks port 7071 from the operator's namespace")  # fmt: skip
+    unread = [name for name, status in running if not (status.get("training") or {}).get("phase")]
+    if read := [name for name, _ in running if name not in set(unread)]:
+        yield Check("coordinators", "ok", f"{few(read)}: the operator reads parameter server 0")
+    if unread:
+        yield Check("coordinators", "warning", f"{few(unread)}: workers run, but the operator has no report of "
+                                               f"parameter server 0",
+                    "if it stays so: a NetworkPolicy blocks port 7071 from the operator's namespace")  # fmt: skip
 
 
 CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _storage, _coordinators)

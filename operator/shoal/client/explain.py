@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shoal.api.labels import JOB, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, STALE
-from shoal.words import count, duration, few, no_scheduler
+from shoal.words import count, duration, few, no_scheduler, number
 from shoal_trainer.contract import StopAfter
 
 INPUT_WAIT = 0.1
@@ -41,6 +41,7 @@ class Seen:
     job: TrainingJob
     pods: Sequence[Mapping[str, Any]] = ()
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """By the cluster's clock."""
     unread: str = ""
     """Why the pods could not be read, if so."""
 
@@ -278,8 +279,8 @@ def _slow(seen: Seen) -> Iterator[Finding]:
     training, prediction = status.training, status.prediction
     if status.finished or training.samples_per_second is None:
         return
-    if training.input_wait and float(training.input_wait) > INPUT_WAIT:
-        yield Finding("slow", f"workers wait {float(training.input_wait):.0%} of their time for input",
+    if (waited := number(training.input_wait) or 0.0) > INPUT_WAIT:
+        yield Finding("slow", f"workers wait {waited:.0%} of their time for input",
                       "give workers more CPU, do less in the data function, or store the data decoded")  # fmt: skip
     if prediction and prediction.relative_error:  # of its workers; other ones may be planned, and start
         error = float(prediction.relative_error)
@@ -291,8 +292,8 @@ def _slow(seen: Seen) -> Iterator[Finding]:
     missing = seen.job.spec.workers.replicas - status.workers.ready
     if missing > 0 and seen.job.spec.elasticity.mode != "Auto":  # there it is Shoal that wants them
         yield Finding("slow", f"{count(missing, 'worker')} of {seen.job.spec.workers.replicas} are not there")
-    if training.goodput and float(training.goodput) < 1 - INPUT_WAIT:
-        yield Finding("slow", f"only {float(training.goodput):.0%} of the computed steps count; the others "
+    if (goodput := number(training.goodput)) is not None and goodput < 1 - INPUT_WAIT:
+        yield Finding("slow", f"only {goodput:.0%} of the computed steps count; the others "
                               f"were lost with their pods or too stale",
                       "give workers more time to drain, or take a pool that is interrupted less")  # fmt: skip
 

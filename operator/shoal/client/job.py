@@ -8,7 +8,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from shoal.client.history import History
 from shoal.client.model_files import download, load
 from shoal.errors import NotFound, ShoalError, Unavailable, UsageError
 from shoal.words import few
+from shoal_trainer.contract import plain
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Job:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[TrainingJob]:
-        """The job now, and each time that it changes, until it is finished or for so long.
+        """The job now, each time that it changes, and each minute without news, until it is finished or for so long.
 
         Where the API server stops to answer, as while it is upgraded, it is asked again until it does.
 
@@ -133,8 +133,7 @@ class Job:
                 sleep(pause)
                 continue
             pause = 0.0
-            if job.metadata.resource_version != before:
-                yield job
+            yield job
             if job.status.finished:
                 return
             before = job.metadata.resource_version
@@ -177,7 +176,7 @@ class Job:
             found = _for_a_person(status)
             what = found and (found.type, found.reason)
             if found is not None and what != told:
-                words = f"{found.type}, {found.reason}: {found.message.rstrip('.')}"
+                words = plain(f"{found.type}, {found.reason}: {found.message.rstrip('.')}")
                 log.warning(
                     "%s waits for somebody: %s. shoal explain %s says more", self.name, words, self.name
                 )
@@ -198,14 +197,14 @@ class Job:
         if not console.is_terminal and not console.is_jupyter:
             shown = ""
             for job in self.watch():
-                if (line := one_line(job)) != shown:
+                if (line := one_line(job, now=self._api.now())) != shown:
                     console.print(line, soft_wrap=True)
                     shown = line
             return self.seen.status
         with Live(console=console, refresh_per_second=2) as live:
             try:
                 for job in self.watch():
-                    live.update(follow_view(job))
+                    live.update(follow_view(job, now=self._api.now(), most=console.height))
             except KeyboardInterrupt:
                 if not console.is_jupyter:
                     raise
@@ -234,7 +233,7 @@ class Job:
             if not (follow and self._may_come(role, slot)):
                 raise NotFound(why)
             if why != told:
-                log.warning("waiting for a log: %s", why)
+                log.warning("waiting for a log: %s", plain(why))
             told = why
             sleep(LOOK_SECONDS)
             pods = self.pods()
@@ -268,7 +267,7 @@ class Job:
         if newest["status"].get("phase") != "Pending":
             return ""
         passes = "its container is being made" if newest["spec"].get("nodeName") else "it has no node yet"
-        why = next(why_pending(newest, datetime.now(UTC)), passes)
+        why = next(why_pending(newest, self._api.now()), passes)
         return f"{newest['metadata']['name']} has no log yet: {why}; {more}"
 
     def _may_come(self, role: str, slot: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -70,9 +70,8 @@ class _Fitting(Table):
         yield from Table.__rich_console__(shown, console, options)
 
 
-def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
+def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime) -> Table:
     """One line for each job; units are in the header."""
-    now = now or datetime.now(UTC)
     table = _Fitting(box=None, padding=(0, 2, 0, 0), header_style="bold")
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "WORKERS", "SAMPLES/S", "LOSS", "DONE", "LEFT",
              "DISRUPTIONS", "SPENT", "AGE", "REASON"]  # fmt: skip
@@ -99,12 +98,11 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
     return table
 
 
-def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableType:
-    """A job's progress and data, what it waits for, and its pods, as many as the terminal has lines for.
+def follow_view(job: TrainingJob, *, now: datetime, most: int | None = None) -> RenderableType:
+    """A job's progress and data, what it waits for, and its pods, first those that do not simply run.
 
-    Of these, those that do not simply run come first.
+    `most`: only so many of them, as the terminal has lines for no more.
     """
-    now = now or datetime.now(UTC)
     status, training, data = job.status, job.status.training, job.status.data
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(job.metadata.name, style="bold"), phase(job), *_progress(training))
@@ -114,7 +112,7 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     for each in ("POD", "STATE", "POOL", "NODE", "SINCE", "WHY"):
         pods.add_column(each)
     runs = {slot.place: slot.state == "Running" and not slot.cause for slot in status.slots}
-    for slot in sorted(status.slots, key=lambda s: (runs[s.place], s.place)):
+    for slot in sorted(status.slots, key=lambda s: (runs[s.place], s.place))[:most]:
         state = Text(slot.state, style=STATES.get(slot.state, ""))
         since = age(slot.ended_at or slot.created_at, now)
         pods.add_row(
@@ -152,7 +150,7 @@ def _progress(training: TrainingProgress) -> list[str]:
     return [f"epoch {training.epoch}", f"step {training.step:,}", *numbers]
 
 
-def one_line(job: TrainingJob) -> str:
+def one_line(job: TrainingJob, *, now: datetime) -> str:
     """A job in one line, for output that is not a terminal."""
     status, training = job.status, job.status.training
     parts = [
@@ -160,7 +158,7 @@ def one_line(job: TrainingJob) -> str:
         f"workers {status.workers.ready}/{job.wanted}",
         *_progress(training),
     ]
-    reasons = [each for each in (why(status, datetime.now(UTC)), training.message) if each]
+    reasons = [each for each in (why(status, now), training.message) if each]
     return ", ".join(parts) + (f": {'; '.join(reasons)}" if reasons else "")
 
 

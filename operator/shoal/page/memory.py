@@ -13,6 +13,7 @@ from math import ceil
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
+from shoal.words import number
 
 SAMPLES = 1500
 """Points of a curve. When they are used up every second one is dropped, so that the whole life of a job fits."""
@@ -163,8 +164,8 @@ class JobMemory:
             Sample(
                 now,
                 job.status.workers.ready,
-                _number(training.samples_per_second),
-                _number(training.loss),
+                number(training.samples_per_second),
+                number(training.loss),
                 self._metrics(training.metrics),
             )
         )
@@ -173,7 +174,7 @@ class JobMemory:
         if len(self.metrics) < METRICS:
             new = sorted(told.keys() - set(self.metrics), key=_beside_its_evaluation)
             self.metrics = (*self.metrics, *new)[:METRICS]
-        values = tuple(_number(told.get(name)) for name in self.metrics)
+        values = tuple(number(told.get(name)) for name in self.metrics)
         before = self.samples[-1].metrics if self.samples else ()
         return before if values == before else values
 
@@ -220,7 +221,3 @@ def _place(slot: Slot) -> Place:
 def _beside_its_evaluation(name: str) -> tuple[str, str]:
     """Sorts `val_accuracy` after `accuracy`."""
     return name.removeprefix("val_"), name
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)

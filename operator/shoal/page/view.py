@@ -9,6 +9,7 @@ from typing import Any
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.page.memory import JobMemory, Span
+from shoal.words import number
 
 Json = dict[str, Any]
 
@@ -57,7 +58,7 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
         **row(job, now),
         "step": training.step,
         "epoch": training.epoch,
-        "metrics": {name: float(value) for name, value in sorted(training.metrics.items())},
+        "metrics": {name: number(value) for name, value in sorted(training.metrics.items())},
         "waitsFor": training.message,
         "goodput": number(training.goodput),
         "inputWait": number(training.input_wait),
@@ -180,11 +181,6 @@ def pool(each: CapacityPool) -> Json:
         "recommended": status.recommended.nodes if status.recommended.reason else None,
         "reason": status.recommended.reason,
     }
-
-
-def number(text: str | None) -> float | None:
-    """A decimal of the API."""
-    return None if text is None else float(text)
 
 
 def seconds(moment: datetime | None) -> float | None:

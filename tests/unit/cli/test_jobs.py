@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shoal.cli import main
 from shoal.cli.cluster import complete_job
+from shoal.cli.documents import print_manifests
 from shoal.errors import Forbidden
 from tests.unit.client.fake_api import FakeApi
 from tests.unit.policy.build import job_manifest, pod_manifest
@@ -196,3 +197,31 @@ def test_logs_of_the_pod_before(api: FakeApi, shoal: Callable[..., Result]) -> N
     found = shoal("logs", "digits", "--slot", "3", "--previous")
     assert found.exit_code != 0
     assert "pods of lost nodes take their logs along" in found.output
+
+
+EVIL = "\x1b]0;pwned\x07\x1b[2J"
+
+
+def test_words_of_others_reach_no_terminal_as_commands(
+    api: FakeApi, shoal: Callable[..., Result], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    waits = {"type": "Degraded", "status": "True", "reason": "ImagePullFailed", "message": f"no image {EVIL}"}
+    waiting = {"phase": "Starting", "conditions": [waits | {"lastTransitionTime": "2026-11-30T00:00:00Z"}]}
+    api.objects[f"{JOBS}/digits"]["status"] = waiting
+    done = {"phase": "Succeeded", "output": {"uri": f"s3://runs/{EVIL}", "digest": "d"}}
+    api.changes = [job_manifest() | {"status": done}]
+    said = shoal("wait", "digits").output + shoal("follow", "digits").output
+    (tmp_path / "a.py").write_text(
+        "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
+    )
+    api.fails["dry-run", "trainingjobs"] = Forbidden(f"the webhook says {EVIL}")
+    said += shoal("submit", f"{tmp_path}/a.py", "--storage", "ephemeral", "--dry-run").output
+    assert "the model is in s3://runs/" in said
+    assert "the webhook says" in said
+    assert "no image" in caplog.text
+    assert "\x1b" not in said + caplog.text
+
+
+def test_printed_code_is_a_block_in_every_language(capsys: pytest.CaptureFixture[str]) -> None:
+    print_manifests({"data": {"a.py": "# Größe → 3\nimport keras\n"}})
+    assert capsys.readouterr().out == "data:\n  a.py: |\n    # Größe → 3\n    import keras\n"

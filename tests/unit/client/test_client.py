@@ -8,6 +8,7 @@ import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -275,3 +276,28 @@ def test_a_right_that_is_missing_is_said_with_what_has_it(words: str, advice: st
 def test_an_empty_name_is_no_job(client: Client) -> None:
     with pytest.raises(UsageError, match="the job's name is empty"):
         client.job("")
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_job_that_is_left_without_its_code_is_named(tmp_path: Path, heard: bool) -> None:
+    """Its pods would wait for the code for ever, and their nodes be paid."""
+    (tmp_path / "a.py").write_text(
+        "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
+    )
+    api = FakeApi()
+    api.fails["POST", "configmaps"] = Unavailable("the API server answered 429: too many requests.")
+    if not heard:
+        api.delete = Mock(side_effect=Unavailable("the API server answered 429"))  # type: ignore[method-assign]
+    with pytest.raises(Unavailable) as found:
+        client_of(api).submit(f"{tmp_path}/a.py:job", storage="ephemeral", name="digits")
+    assert ("shoal delete digits" in str(found.value)) == any(
+        "trainingjobs/digits" in each for each in api.objects
+    )
+    assert ("shoal delete digits" in str(found.value)) == (not heard)
+
+
+def test_who_may_read_only_some_jobs_is_told_that_one_is_not_there() -> None:
+    api = FakeApi()
+    api.fails["GET", "trainingjobs"] = Forbidden("trainingjobs is forbidden: cannot list")
+    with pytest.raises(NotFound, match="no job 'digits'"):
+        client_of(api).job("digits")

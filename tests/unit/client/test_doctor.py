@@ -195,6 +195,17 @@ def test_what_is_missing_is_named_with_a_way_out(
 @pytest.mark.parametrize(
     "jobs", [[], [{"metadata": {"name": "new"}}], [RUNNING | {"status": {"phase": "Failed"}}]]
 )
+def test_a_thousand_coordinators_are_a_line() -> None:
+    many = [copy.deepcopy(RUNNING) for _ in range(1000)]
+    for number, each in enumerate(many):
+        each["metadata"]["name"] = f"job-{number}"
+    del many[500]["status"]["training"]
+    checks = [each for each in diagnose(replace(GOOD, jobs=many)) if each.name == "coordinators"]
+    assert [each.state for each in checks] == ["ok", "warning"]
+    assert "and 996 more" in checks[0].message
+    assert checks[1].message.startswith("job-500:")
+
+
 def test_the_way_to_coordinators_is_unknown_where_no_job_runs(jobs: list[dict[str, Any]]) -> None:
     [check] = [each for each in diagnose(replace(GOOD, jobs=jobs)) if each.state != "ok"]
     assert (check.name, check.state) == ("coordinators", "unknown")

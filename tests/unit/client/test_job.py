@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shoal.api.training_job import TrainingJob
-from shoal.client.job import Job, JobFailed
+from shoal.client.job import WATCH_SECONDS, Job, JobFailed
 from shoal.errors import NotFound, Unavailable, UsageError
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from tests.unit.client.fake_api import FakeApi, client_of
@@ -447,3 +447,16 @@ def test_a_log_that_went_with_its_node_is_told(with_logs: FakeApi) -> None:
             NotFound, match=f"no earlier pod of {role} {slot} exists: .* `shoal status digits`"
         ):
             Job(with_logs, "digits").logs(slot, role=role, previous=True)
+
+
+def test_a_watch_without_news_shows_the_job_again(api: FakeApi) -> None:
+    """Where nobody works any more nothing changes: that its last step is an hour old must still be told."""
+    now = [0.0]
+
+    def nothing(path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        now[0] += seconds or 0.0
+        return iter(())
+
+    api.lines = nothing  # type: ignore[method-assign]
+    shown = list(Job.of(api, api.objects[PATH]).watch(seconds=300.0, clock=lambda: now[0]))
+    assert len(shown) == 1 + 300 / WATCH_SECONDS

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -308,3 +309,23 @@ def test_a_model_on_a_volume_that_the_template_mounts_is_not_lost(tmp_path: Path
 def test_a_model_that_went_with_its_pod_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="storage: ephemeral"):
         download(URI, tmp_path / "here", job_with(storage={"ephemeral": {}}), FakeApi())
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("nobody answers"), NotFound('pods "x" not found'), Forbidden("cannot delete")]
+)
+def test_a_model_that_has_arrived_is_there_although_its_pod_stays(
+    tmp_path: Path, error: ClusterError, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, job = in_a_claim(model=b"weights")
+    api.delete = Mock(side_effect=error)  # type: ignore[method-assign]
+    assert (download(URI, tmp_path / "here", job, api) / "model").read_bytes() == b"weights"
+    assert ("stays for at most an hour" in caplog.text) == (not isinstance(error, NotFound))
+
+
+def test_a_copy_that_broke_is_told_where_its_pod_is_gone(tmp_path: Path) -> None:
+    api, job = in_a_claim(model=b"weights")
+    api.delete = Mock(side_effect=NotFound('pods "x" not found'))  # type: ignore[method-assign]
+    api.run = Mock(side_effect=Unavailable("the connection to the pod x broke"))  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="broke"):
+        download(URI, tmp_path / "here", job, api)

@@ -46,13 +46,13 @@ def test_before_the_first_step_there_are_no_numbers() -> None:
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines()[0].split() == ["digits", "Starting"]
     assert "data done" not in console.file.getvalue()
-    assert one_line(of) == "digits Starting, workers 0/3"
+    assert one_line(of, now=NOW) == "digits Starting, workers 0/3"
 
 
 def test_output_that_is_no_terminal_says_what_the_workers_wait_for() -> None:
     waits = "worker 0-1: export: cannot write s3://runs/model.keras: Access Denied; retrying"
     of = job(status={"phase": "Running", "training": {"step": 9, "message": waits}})
-    assert one_line(of).endswith(f"step 9: {waits}")
+    assert one_line(of, now=NOW).endswith(f"step 9: {waits}")
 
 
 def test_words_of_pods_do_not_reach_the_terminal_as_commands() -> None:
@@ -66,7 +66,13 @@ def test_words_of_pods_do_not_reach_the_terminal_as_commands() -> None:
         "training": {"message": evil, "step": 1},
     }
     of = job(status=status)
-    for shown in (follow_view(of, now=NOW), job_table([of], now=NOW), one_line(of), Text(evil), evil):
+    for shown in (
+        follow_view(of, now=NOW),
+        job_table([of], now=NOW),
+        one_line(of, now=NOW),
+        Text(evil),
+        evil,
+    ):
         console = plain_console(200, io.StringIO())
         console.print(shown)
         assert isinstance(console.file, io.StringIO)
@@ -166,3 +172,16 @@ def test_what_a_job_waits_for_is_above_its_pods_and_those_that_do_not_run_are_fi
     ]
     places = [shown.index(each) for each in words]
     assert places == sorted(places)
+
+
+def test_a_thousand_pods_are_as_many_rows_as_there_are_lines() -> None:
+    """Twice a second: those that no terminal shows would take most of a core."""
+    slots = [{"role": "worker", "index": i, "incarnation": 0, "state": "Running"} for i in range(1000)]
+    slots[777] |= {"state": "Silent"}
+    view = follow_view(job(status={"phase": "Running", "slots": slots}), now=NOW, most=40)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    shown = [line for line in console.file.getvalue().splitlines() if line.startswith("worker")]
+    assert len(shown) == 40
+    assert "777-0" in shown[0]

@@ -72,11 +72,12 @@ def test_each_reason_of_degraded_waits_for_a_person_unless_it_may_pass() -> None
     for reason in sorted(reasons):
         condition = {"type": "Degraded", "status": "True", "reason": reason, "message": "credentials"}
         status = {"observedGeneration": 1, "phase": "Running", "conditions": [condition]}
-        told[reason] = health({"metadata": {"generation": 1}}, status)
-    assert {reason for reason, (word, _) in told.items() if word == "Healthy"} == PASSES
+        told[reason] = (*health({"metadata": {"generation": 1}}, status), flux({}, status))
+    assert {reason for reason, (word, *_) in told.items() if word == "Healthy"} == PASSES
     assert {answer for reason, answer in told.items() if reason not in PASSES} == {
-        ("Degraded", "credentials")
+        ("Degraded", "credentials", "Failed")
     }
+    assert {answer for reason, (*_, answer) in told.items() if reason in PASSES} == {"Current"}
 
 
 def test_job_progresses_until_it_runs() -> None:
@@ -133,28 +134,43 @@ def test_message_of_a_failed_job_is_the_cause() -> None:
     assert "the loss is NaN" in of(world)[1]
 
 
-def flux(world: World) -> str:
-    """What Flux makes of the job: the first expression that is true, in its order, else InProgress."""
+def flux(manifest: dict[str, Any], status: dict[str, Any]) -> str:
+    """What Flux makes of a job: the first expression that is true, in its order, else InProgress."""
     *_, kustomization = yaml.safe_load_all(read("examples/gitops/flux.yaml"))
     [checks] = kustomization["spec"]["healthCheckExprs"]
-    assert (checks["apiVersion"], checks["kind"]) == (world.manifest["apiVersion"], world.manifest["kind"])
-    told = {"metadata": world.manifest["metadata"], "status": world.status}
+    told = {"metadata": {"generation": 1} | manifest.get("metadata", {}), "status": status}
     for name, result in (("inProgress", "InProgress"), ("failed", "Failed"), ("current", "Current")):
         if cel.evaluate(checks[name], told):
             return result
     return "InProgress"
 
 
+def test_flux_asks_for_the_kind_that_there_is() -> None:
+    *_, kustomization = yaml.safe_load_all(read("examples/gitops/flux.yaml"))
+    [checks] = kustomization["spec"]["healthCheckExprs"]
+    manifest = World().manifest
+    assert (checks["apiVersion"], checks["kind"]) == (manifest["apiVersion"], manifest["kind"])
+
+
 @pytest.mark.parametrize(
     ("outcome", "expected"), [(Outcome.SUCCEEDED, "Current"), (Outcome.FAILED, "Failed")]
 )
-def test_flux_waits_for_the_end_of_the_job(outcome: Outcome, expected: str) -> None:
+def test_flux_does_not_wait_for_the_end_of_a_job(outcome: Outcome, expected: str) -> None:
+    """While it waits it applies no commit: neither another number of workers, nor the image that mends the job."""
     world = World()
-    assert flux(world) == "InProgress"
+    assert flux(world.manifest, world.status) == "InProgress"
     world = running_world()
-    assert flux(world) == "InProgress"
+    assert flux(world.manifest, world.status) == "Current"
     end_server_0(world, outcome, "the loss is NaN")
     world.settle()
-    assert flux(world) == expected
+    assert flux(world.manifest, world.status) == expected
     world.manifest["metadata"]["generation"] += 1
-    assert flux(world) == "InProgress"
+    assert flux(world.manifest, world.status) == "InProgress"
+
+
+def test_a_suspended_job_is_as_flux_was_told() -> None:
+    world = running_world()
+    world.manifest["spec"]["suspend"] = True
+    world.reconcile()
+    world.settle()
+    assert flux(world.manifest, world.status) == "Current"

@@ -275,3 +275,20 @@ async def test_only_reading(session: aiohttp.ClientSession) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         async with session.request(method, "/api/jobs/team/digits") as answer:
             assert answer.status == 405
+
+
+@pytest.mark.parametrize("value", ["12,5", "NaN", "1e400"])
+async def test_a_number_that_is_none_takes_the_page_from_nobody(
+    jobs: list[TrainingJob], page: Page, value: str
+) -> None:
+    """A status may be another controller's, or restored; browsers read no NaN, and all jobs are one answer."""
+    jobs.append(
+        job({"phase": "Running", "training": {"step": 5, "samplesPerSecond": value, "metrics": {"a": value}}})
+    )
+    page.look()
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"no JSON of a browser: {word}")
+
+    for topic in ("", f"{jobs[1].metadata.namespace}/{jobs[1].metadata.name}"):
+        assert json.loads((await page.tell(topic)).json, parse_constant=refuse)
