@@ -86,6 +86,8 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.version = 0
+        self.compacted = 0
+        """No watch continues from an earlier version."""
         self.objects: dict[Key, Json] = {}
         self.history: list[Change] = []
         self.sent: list[Sent] = []
@@ -349,6 +351,8 @@ class Client:
         since = int(query["resourceVersion"])
         if since > self.server.version:
             raise StreamRefused(_no(410, "Expired", "too large resource version"))
+        if since < self.server.compacted:
+            raise StreamRefused(_no(410, "Expired", "too old resource version"))
         past_until = self._past_until(path)
         for change in self.server.history:
             if change.version > since and watch.sees(change.key, change.object):

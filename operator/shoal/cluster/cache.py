@@ -144,12 +144,14 @@ class Cache(Generic[T]):
         """Of how many objects the newest state cannot be parsed."""
         return len(self._unread)
 
+    def newest_of(self, uid: str) -> float:
+        """The resource version at which the object was last known, be it as deleted or unreadable; -1: it never was."""
+        known = self._by_uid.get(uid)
+        return max(self._unread.get(uid, -1), self._deleted.get(uid, -1) if known is None else version(known))
+
     def has_seen(self, uid: str, at: int) -> bool:
         """Whether the object is known as it was at this resource version, or later, or as deleted or unreadable."""
-        known = self._by_uid.get(uid)
-        if self._unread.get(uid, -1) >= at:
-            return True
-        return version(known) >= at if known is not None else self._deleted.get(uid, -1) >= at
+        return self.newest_of(uid) >= at
 
     def drop(self, uid: str, at: float = math.inf) -> None:
         """Remove an object that was deleted, `at` this resource version according to the watch.

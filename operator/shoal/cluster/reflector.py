@@ -218,6 +218,7 @@ class Reflector(Generic[T]):
         async for page in self._pages.list():
             version = page.version
             for each in page.items:
+                self._check(each, _number(version))
                 uid, read = self._put(each)
                 (listed if read else unread).add(uid)
         self._come_to(_number(version))
@@ -314,6 +315,24 @@ class Reflector(Generic[T]):
                 self._on_unread()
             return found.metadata.uid, False
         return found.metadata.uid, True
+
+    def _check(self, listed: T | Unread, at: int) -> None:
+        """See an object of a list at version `at`.
+
+        Raises:
+            StoreWentBack: it is older than it was known, and the list is not: a store that only goes on has no such
+                one, but one that was restored with `--bump-revision`.
+        """
+        if isinstance(listed, Unread):
+            uid, name, shown = listed.meta["uid"], listed.meta["name"], listed.meta["resourceVersion"]
+        else:
+            meta = listed.metadata
+            uid, name, shown = meta.uid, meta.name, meta.resource_version
+        if _number(str(shown)) < (newest := self._cache.newest_of(uid)) <= at:
+            raise StoreWentBack(
+                f"{self._source.path}: {name} at version {shown} in a list at {at}, after version {newest} was seen: "
+                "etcd was restored"
+            )
 
     def _come_to(self, at: int) -> None:
         """Take the version of a list, which is what etcd has.

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Resource)
 
+MANY_CONFLICTS = 16
+"""Of one version, after which the log says so: lists did not help, and nothing of the object is recorded."""
+
 
 def collection_path(model: type[Resource], namespace: str) -> str:
     """The path of the objects of a custom resource."""
@@ -174,6 +177,11 @@ class StatusWriter(Generic[R]):
     def _stored(self, about: R, answer: Answer, sent: BaseModel | None = None) -> R | None:
         meta = about.metadata
         times = self._conflicts(meta) if answer.status in {404, 409} else 0
+        if times == MANY_CONFLICTS:
+            words = (
+                "cannot update the status of %s: version %s, as this process knows it, conflicted %d times"
+            )
+            logger.warning(words, _name(about), meta.resource_version, times)
         if not times:
             self._conflicting.pop(meta.uid, None)
         if answer.ok:
@@ -186,8 +194,7 @@ class StatusWriter(Generic[R]):
         # its subresource, and a server that does not know the CRD yet.
         if answer.status == 409 or times == 1:
             return None
-        name = f"{meta.namespace}/{meta.name}" if about.NAMESPACED else meta.name
-        words = f"cannot update the status of {name}: {answer.status} {answer.message}"
+        words = f"cannot update the status of {_name(about)}: {answer.status} {answer.message}"
         raise Refused(words) if answer.status in {400, 422} else Unavailable(words)
 
     def _conflicts(self, meta: ObjectMeta) -> int:
@@ -198,6 +205,10 @@ class StatusWriter(Generic[R]):
         if times > 1 and times.bit_count() == 1:
             self._on_stale()
         return times
+
+
+def _name(about: Resource) -> str:
+    return f"{about.metadata.namespace}/{about.metadata.name}" if about.NAMESPACED else about.metadata.name
 
 
 def _version(about: Resource) -> dict[str, str]:

@@ -747,3 +747,45 @@ async def test_store_that_went_back_ends_the_process(seen: str) -> None:
         w.server.send(b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"no"}}\n')
     with pytest.raises(StoreWentBack, match="etcd was restored"):
         await asyncio.wait_for(running, 60)
+
+
+@pytest.mark.parametrize("since", ["changed", "cannot be read", "deleted"])
+async def test_object_that_is_older_than_it_was_in_a_list_that_is_not_ends_the_process(since: str) -> None:
+    """etcd restored with `--bump-revision`: its version is far ahead, and each object has that of the backup."""
+    w = Watched.of(3)
+    of_the_backup = w.server.objects["pod-1"]
+    running = asyncio.create_task(w.reflector.run())
+    await asyncio.sleep(1)
+    match since:
+        case "changed":
+            w.server.set("pod-1", status={"phase": "Failed"})
+        case "cannot be read":
+            w.server.set("pod-1", status="what cannot be read")
+        case _:
+            w.server.remove("pod-1")
+            of_the_backup["metadata"]["resourceVersion"] = "102"
+    await asyncio.sleep(1)
+    w.server.objects["pod-1"] = of_the_backup
+    w.server.version += 10**9
+    w.server.compact()
+    w.server.cut()
+    with pytest.raises(
+        StoreWentBack, match=r"pod-1 at version 102 .* after version 104 .* etcd was restored"
+    ):
+        await asyncio.wait_for(running, 60)
+
+
+async def test_object_that_changed_while_it_was_listed_is_no_store_that_went_back() -> None:
+    """The answer to a write of this process is newer than the list, of which a later page has the object as it was."""
+    w = Watched.of(3 * PAGE)
+    async with w.running():
+        await w.reflector.synced.wait()
+        w.server.delay = 1.0
+        listed = asyncio.create_task(w.reflector.refresh())
+        await asyncio.sleep(1.5)
+        for name in ("pod-150", "pod-299"):
+            w.cache.put(Pod.model_validate(w.server.set(name, status={"phase": "Failed"})))
+        w.cache.drop(known_uid(w, "pod-250"))
+        assert await listed
+        assert len(w.names) == 3 * PAGE - 1
+        assert w.server.lists == 2

@@ -11,7 +11,7 @@ from shoal.api.training_job_status import JobImages, TrainingJobStatus
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.status_writer import MANY_CONFLICTS, StatusWriter
 from tests.unit.policy import build
 
 ABSENT = Answer(404, b'{"reason": "NotFound", "message": "trainingjobs.shoal.dev \\"digits\\" not found"}')
@@ -66,6 +66,26 @@ async def test_the_cache_is_read_again_ever_less_often_where_that_does_not_help(
         server.answers = [CONFLICT]
         await writer.write(at("7"), at("7").status)
     assert len(stale) == 11
+
+
+async def test_a_version_that_conflicts_many_times_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of such an object was recorded any more, and no line of the log said so."""
+    server = Server()
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
+    writer = StatusWriter(server, cache, TrainingJob)
+
+    async def conflict(times: int, version: str) -> None:
+        for _ in range(times):
+            server.answers = [CONFLICT]
+            await writer.write(at(version), at(version).status)
+
+    await conflict(MANY_CONFLICTS - 1, "7")
+    assert not caplog.records
+    await conflict(100, "7")
+    [told] = caplog.records
+    assert (
+        "the status of team/digits: version 7, as this process knows it, conflicted 16 times" in told.message
+    )
 
 
 async def test_an_object_whose_status_is_not_there_is_listed_again_and_not_dropped() -> None:
