@@ -3,11 +3,13 @@
 Of ordinary objects that is a number of them. Of large ones it is fewer: those of a page that is too long are asked for
 again, and the next page goes by the size of this one. Each page takes the server its time: where the rest of a list is
 gone before its turn, the next list has larger pages, which are read whole. They become smaller again where one is too
-large to be answered, and after each list that succeeds.
+large to be answered, and after each list that succeeds. A later page that is not answered is asked for again: a server
+that sheds one of twenty requests would answer no list of a hundred pages.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
@@ -15,6 +17,7 @@ from typing import Generic
 
 from shoal.cluster.cache import T
 from shoal.cluster.clock import loop_time
+from shoal.cluster.pauses import asked, backoff
 from shoal.cluster.reader import Page, Reader
 from shoal.cluster.transport import Query, StreamRefused, Transport
 from shoal.errors import Expired, TooLong, Unavailable
@@ -27,6 +30,8 @@ PAGE_BYTES = 2**21
 """That are parsed at once, unless it is one object: JSON of a user's own making takes fifty times as much meanwhile."""
 MOST_GROWTH = 100
 """Times that of a page, where a list takes so long that its later pages are gone."""
+MOST_TRIES = 8
+"""Of a later page. With a time-out each they take less than the five minutes for which its token is good."""
 FULL = 0.75
 """Of the bytes that a page may have, those that the next one aims at: objects differ."""
 
@@ -53,17 +58,25 @@ class Pages(Generic[T]):
             Unavailable: it does not answer, or not with a list.
         """
         began, count, limit, query = loop_time(), 1, self._growth * PAGE, dict(self._query)
+        failures = 0
         while True:
             try:
-                asked = {**query, "limit": str(limit)}
-                answer = await self._transport.request("GET", self._path, query=asked)
+                page_query = {**query, "limit": str(limit)}
+                answer = await self._transport.request("GET", self._path, query=page_query)
             except Unavailable as error:
                 if limit > PAGE:
                     self._shrink()
-                if not isinstance(error, TooLong) or limit == 1:
+                if isinstance(error, TooLong) and limit > 1:
+                    limit //= 2
+                    continue
+                failures += 1
+                if count == 1 or failures == MOST_TRIES or isinstance(error, TooLong):
                     raise
-                limit //= 2
+                logger.info("%s: page %d of a list is asked for again: %s", self._path, count, error)
+                limit = min(limit, self._growth * PAGE)
+                await asyncio.sleep(max(backoff(failures), asked(error) or 0.0))
                 continue
+            failures = 0
             self.answered_at = loop_time()
             if answer.status == 410:  # the page token has expired
                 self._growth = min(4 * self._growth, MOST_GROWTH)

@@ -19,6 +19,7 @@ from shoal.cluster.cache import Cache, T
 from shoal.cluster.cache import version as version_of
 from shoal.cluster.clock import loop_time
 from shoal.cluster.pages import Pages
+from shoal.cluster.pauses import asked, backoff
 from shoal.cluster.reader import Reader, Unread
 from shoal.cluster.transport import StreamRefused, Transport
 from shoal.errors import ClusterError, Expired, StoreWentBack, Unavailable
@@ -136,28 +137,28 @@ class Reflector(Generic[T]):
                 self._on_restart("expired")
                 logger.info("%s: relisting: %s", self._source.path, error)
                 if failures:
-                    await self._pause(_backoff(failures))
+                    await self._pause(backoff(failures))
             except _WatchFailed as error:
                 if error.after is None:  # a server that has too much to do is not asked for everything
                     failures = 0 if error.progress else failures + 1
                 version = error.version if failures < FAILURES_BEFORE_RELIST else ""
                 self._on_restart("broken")
                 logger.info("%s: watch failed: %s", self._source.path, error)
-                await self._pause(_backoff(failures), error.after)
+                await self._pause(backoff(failures), error.after)
             except StreamRefused as error:
                 await self._deny(error)
                 self._on_restart("refused")
                 version = ""
                 failures += 1
                 pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
-                await self._pause(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
+                await self._pause(backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
             except Exception as error:  # broad: what one answer says must not end the process of all
                 expected = isinstance(error, (ClusterError, TimeoutError))
                 version = ""
                 failures += 1
                 self._on_restart("unavailable" if expected else "failed")
                 logger.warning("%s: %s", self._source.path, error, exc_info=None if expected else error)
-                await self._pause(_backoff(failures), _asked(error))
+                await self._pause(backoff(failures), asked(error))
 
     @property
     def begun(self) -> int:
@@ -181,15 +182,15 @@ class Reflector(Generic[T]):
         """List again soon."""
         self._wanted.set()
 
-    async def _pause(self, seconds: float, asked: float | None = None) -> None:
-        """Wait; for less if a list is wanted meanwhile, unless the server `asked` for the time.
+    async def _pause(self, seconds: float, after: float | None = None) -> None:
+        """Wait; for less if a list is wanted meanwhile, unless the server asks for the time (`after`).
 
         Whoever wants lists may want many, so that those which fail wait longer each time, too.
         """
-        if asked is not None:
-            await asyncio.sleep(max(seconds, asked * random.uniform(1.0, 1.2)))
+        if after is not None:
+            await asyncio.sleep(max(seconds, after))
             return
-        least = min(seconds, _backoff(self._hurried))
+        least = min(seconds, backoff(self._hurried))
         await asyncio.sleep(least)
         try:
             async with asyncio.timeout(seconds - least):
@@ -270,7 +271,7 @@ class Reflector(Generic[T]):
             raise
         except (Unavailable, TimeoutError) as error:
             raise _WatchFailed(
-                version, progress=version != began, why=repr(error), after=_asked(error)
+                version, progress=version != began, why=repr(error), after=asked(error)
             ) from error
         if loop_time() - opened < SHORT_WATCH_SECONDS:
             # A proxy, or a server that shuts down: without a pause this would be a request per round trip.
@@ -389,12 +390,3 @@ class _WatchFailed(Exception):
         self.version = version
         self.progress = progress
         self.after = after
-
-
-def _asked(error: Exception) -> float | None:
-    return error.retry_after if isinstance(error, Unavailable) else None
-
-
-def _backoff(failures: int) -> float:
-    """The pause in seconds."""
-    return float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)

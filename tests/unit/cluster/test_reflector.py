@@ -648,6 +648,39 @@ async def test_pages_that_outlast_a_token_grow_beyond_what_is_parsed_at_once(
         assert w.restarts == ["expired"]
 
 
+async def test_page_that_is_not_answered_is_asked_for_again_and_those_before_it_are_not() -> None:
+    """Where one of twenty requests was shed, 10,000 pods were listed after 41 minutes: each began at the first page."""
+    w, dice = Watched.of(50 * PAGE), random.Random(1)
+    asked: list[str] = []
+
+    def shed(method: str, _path: str) -> Unavailable | None:
+        asked.append(method)
+        return Unavailable("429: too many requests", retry_after=1.0) if dice.random() < 0.2 else None
+
+    w.server.fault = shed
+    async with w.running():
+        await asyncio.wait_for(w.reflector.synced.wait(), 60)
+        assert len(w.names) == 50 * PAGE
+        assert w.server.lists == 1
+        assert len(asked) < 80
+
+
+async def test_page_that_is_never_answered_ends_the_list_before_its_token_does() -> None:
+    """Not as one whose pages are too small to be read in time."""
+    w = Watched.of(3 * PAGE)
+    w.server.token_seconds = 300.0
+    async with w.running():
+        await w.reflector.synced.wait()
+        await asyncio.sleep(1)
+        w.server.fault = lambda _method, _path: setattr(w.server, "delay", 31.0)  # from its second page on
+        w.reflector.request_refresh()
+        await asyncio.sleep(270)
+        assert w.restarts == ["unavailable"]
+        w.server.delay, w.server.fault = 0.0, lambda _method, _path: None
+        assert await asyncio.wait_for(w.reflector.refresh(), 61)
+        assert set(w.server.limits) == {PAGE}
+
+
 @pytest.mark.parametrize("asked", [10.0, None])
 async def test_whoever_wants_lists_again_and_again_has_them_no_sooner_from_a_server_in_trouble(
     asked: float | None,
