@@ -57,7 +57,7 @@ class BufferDriver:
         """See `Driver`."""
         answer = await self._transport.request("GET", await self._path())
         if answer.status == 404:
-            return Target(nodes=0)
+            return Target(nodes=0, absent=True)
         found: dict[str, Any] = json.loads(checked(answer, self._what, "read").body)
         meta = found["metadata"]
         managers = {entry.get("manager") for entry in meta.get("managedFields", ())}

@@ -41,6 +41,8 @@ class Target:
     """A smaller size takes nodes without pods first."""
     outdated: bool = False
     """Whatever its size, it is to be set again: what its nodes are has changed."""
+    absent: bool = False
+    """It is Shoal's own, and is not there, or not any more: nobody sizes it."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def decide(wish: Wish, memory: Sized | None, target: Target, now: datetime, pace
 def release(memory: Sized, target: Target, now: datetime, pace: Pace) -> Decision:
     """What to do so that the target has the size again that it was found with, or the next one that can be set."""
     memory = _without_window(_settled(memory, target))
+    if target.absent:
+        return Decision(memory, scaled=True, why=Reason("Released", "it is gone"), ended=True)
     if target.busy and target.sized_by is None:
         return Decision(memory, unsure=True, why=Reason("Busy", target.busy))
     if (conflict := conflict_of(memory, target)) is not None:
@@ -171,7 +175,9 @@ def conflict_of(memory: Sized | None, target: Target) -> Reason | None:
 
 
 def _settled(memory: Sized, target: Target) -> Sized:
-    """The size that was being set is the one that it has."""
+    """The size that was being set is the one that it has; what is not there has the size of nobody."""
+    if target.absent:
+        return memory.model_copy(update={"nodes": target.nodes, "setting": None})
     if memory.setting is None or target.nodes != memory.setting:
         return memory
     return memory.model_copy(update={"nodes": memory.setting, "setting": None})

@@ -17,7 +17,7 @@ from shoal.manifests.platforms import GENERIC, GKE, Platform, platform_of
 from shoal.manifests.pods import Images, pod
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.ownership import MANAGER
-from shoal.pools.rules import Wish, decide
+from shoal.pools.rules import Wish, decide, release
 from tests.unit.controllers.clusters import NOW
 
 AMD64 = {"kubernetes.io/arch": "amd64"}
@@ -108,3 +108,36 @@ async def test_a_pool_that_changes_has_units_of_its_new_nodes_though_there_are_a
     await after.resize(decision.resize, seen)
     assert server.objects[TEMPLATE]["template"]["spec"]["nodeSelector"] == {**AMD64, "pool": "h100"}
     assert decide(Wish(3, 8), decision.memory, await after.read(), NOW, after.pace).scaled
+
+
+async def test_a_buffer_that_is_gone_is_made_again() -> None:
+    """Its CRD was installed anew, or its namespace deleted: somebody had set 0 nodes, it said, and had to set 4."""
+    server, of = Server(), pool()
+    sized = driver(server, of)
+    memory: Sized | None = None
+    for _ in range(3):
+        for resize in (4, None):
+            seen = await sized.read()
+            decision = decide(Wish(4, 8), memory, seen, NOW, sized.pace)
+            memory = decision.memory
+            assert decision.resize == resize
+            await sized.resize(4, seen)
+        server.objects.clear()
+    assert decide(Wish(0, 8), memory, await sized.read(), NOW, sized.pace).scaled
+
+
+@pytest.mark.parametrize("found", [0, 3])
+async def test_a_buffer_that_is_gone_is_let_go(found: int) -> None:
+    seen = await driver(Server(), pool()).read()
+    memory = Sized(original_nodes=found, nodes=4)
+    assert release(memory, seen, NOW, BufferDriver.pace).ended
+
+
+async def test_a_buffer_that_somebody_else_sizes_is_left() -> None:
+    """Also at 0 nodes: it is there."""
+    server = Server()
+    sized = driver(server, pool())
+    await sized.resize(0, await sized.read())
+    decision = decide(Wish(4, 8), Sized(original_nodes=0, nodes=4), await sized.read(), NOW, sized.pace)
+    assert decision.resize is None
+    assert decision.conflict is not None
