@@ -5,7 +5,7 @@ Measurements are sums in which what is older counts less; each operator that has
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from pydantic import AwareDatetime, Field
 
@@ -176,6 +176,10 @@ class OperatorShare(Status):
     at: AwareDatetime
     """When it last said so, which it repeats every five minutes. After fifteen it does not run, and only `used` counts:
     jobs train on without their operator. Remove the share of one that is gone for good."""
+
+    def runs(self, now: datetime) -> bool:
+        """Whether the operator runs. What it said by a clock that was ahead says no more than what it said long ago."""
+        return abs(now - self.at) < SILENT
 
 
 class Sized(Status):

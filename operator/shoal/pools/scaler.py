@@ -86,7 +86,7 @@ class PoolScaler:
 
     async def _release(self, pool: CapacityPool, held: ScalingStatus) -> float | None:
         now, what = self._wall(), identity(pool, held.subject)
-        since = held.releasing_since or now
+        since = min(held.releasing_since or now, now)  # a clock may have been ahead
         decision, stored, error = await self._step(pool, held.subject, since)
         why = decision.why.message
         if stored is None or decision.resize is not None:

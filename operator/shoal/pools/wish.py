@@ -9,7 +9,6 @@ from shoal.api.amounts import quantity
 from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Subject
-from shoal.api.capacity_pool_status import SILENT
 from shoal.pools.rules import Wish
 from shoal.pools.subject import identity, subject_of
 
@@ -30,7 +29,7 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
     if (other := other_holder(pool, subject, pools)) is not None:
         words = f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
         problem = Reason("SharedTarget", words)
-    elif all(now - share.at >= SILENT for share in status.shares):
+    elif not any(share.runs(now) for share in status.shares):
         problem = Reason("Stale", "no operator runs, so the recommendation may be an old one")
     elif status.observed_generation != pool.metadata.generation:
         problem = Reason("Stale", "the operator has not read the pool's spec yet")

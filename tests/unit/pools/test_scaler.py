@@ -96,7 +96,7 @@ class World:
                     "status": {
                         "observedGeneration": 1,
                         "recommended": {"nodes": 5},
-                        "shares": [{"operator": "a/shoal", "at": NOW + timedelta(days=1)}],
+                        "shares": [{"operator": "a/shoal", "at": NOW}],
                         "conditions": [ready],
                     },
                 }
@@ -229,6 +229,21 @@ async def test_a_deleted_pool_is_let_go_after_ten_minutes_without_an_answer(worl
     await world.scaler(KEY)
     assert world.pool.metadata.finalizers == ()
     assert world.events.reasons == ["Resized", "NotReleased"]
+
+
+async def test_a_deleted_pool_is_let_go_though_a_clock_was_ahead_when_that_began(world: World) -> None:
+    """For as long as it had been ahead, and ten minutes, a cloud that did not answer held the finalizer."""
+    await world.scaler(KEY)
+    world.delete()
+    world.read_fails = Unavailable("no route")
+    world.now += timedelta(days=400)
+    await world.scaler(KEY)
+    world.now = NOW
+    for _ in range(11):
+        assert world.pool.metadata.finalizers == (FINALIZER,)
+        await world.scaler(KEY)
+        world.now += timedelta(minutes=1)
+    assert world.pool.metadata.finalizers == ()
 
 
 @pytest.mark.parametrize(

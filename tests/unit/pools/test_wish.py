@@ -43,7 +43,16 @@ def pool(*said: float, **scaling: Any) -> CapacityPool:
 
 
 @pytest.mark.parametrize(
-    ("said", "stale"), [((0,), False), ((14.9,), False), ((15,), True), ((400, 2), False), ((400, 15), True)]
+    ("said", "stale"),
+    [
+        ((0,), False),
+        ((14.9,), False),
+        ((15,), True),
+        ((400, 2), False),
+        ((400, 15), True),
+        ((-14.9,), False),
+        ((-15,), True),  # its clock was ahead, and nobody knows for how long it has not run
+    ],
 )
 def test_a_recommendation_is_followed_while_one_operator_runs(said: tuple[float, ...], stale: bool) -> None:
     """Whichever it is: with one for each namespace, the death of a certain one froze all pools."""

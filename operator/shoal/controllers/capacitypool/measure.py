@@ -17,7 +17,6 @@ from datetime import timedelta
 from shoal.api.base import Condition, Reason
 from shoal.api.capacity_pool_status import (
     LACKS_ACCELERATOR,
-    SILENT,
     CapacityPoolStatus,
     MeasuredInterruptions,
     MeasuredStartup,
@@ -93,9 +92,9 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
     nodes, reason = _wanted(seen)
     said = [share for share in before.values() if share.operator not in {seen.operator, *counted.moved}]
     others = [
-        share if seen.now - share.at < SILENT else _left(share)
+        share if share.runs(seen.now) else _left(share)
         for share in said
-        if seen.now - share.at < SILENT or share.used
+        if share.runs(seen.now) or share.used
     ]
     workers = len(seen.waiting) - seen.servers_waiting
     fresh = OperatorShare(

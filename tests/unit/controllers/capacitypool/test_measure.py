@@ -814,6 +814,17 @@ def test_nodes_in_use_by_jobs_of_an_operator_that_is_down_stay_recommended() -> 
     assert (of.status.recommended.nodes, of.status.used) == (7, 3)
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_an_operator_that_is_gone_is_forgotten_though_its_clock_was_ahead(used: int) -> None:
+    """Four nodes were recommended until the year was over that it had been ahead."""
+    nodes = [node()] * used
+    ahead = NOW + timedelta(days=400)
+    of = share(pool(), job("a", plan(4)), operator="gone/shoal", now=ahead, used=used, nodes=nodes)
+    of = share(of, operator="shoal", now=NOW + timedelta(days=30), nodes=nodes)
+    assert of.status.recommended.nodes == used
+    assert [each.operator for each in of.status.shares] == ["gone/shoal", "shoal"][1 - used :]
+
+
 def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs() -> None:
     """Under another name, that is: each of its jobs was counted twice for ever, and wanted twice for an hour."""
     one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
