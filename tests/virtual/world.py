@@ -63,6 +63,7 @@ class Replica:
             lease_transport=lease,
             wall=wall,
             monotonic=now,
+            lease_clock=now,
         )
         self._lease = lease
         self._task = asyncio.create_task(self._run(self.operator), name=f"operator {self.name}")

@@ -3,8 +3,9 @@
 Wall clocks of two machines differ and jump, so the times in the Lease are informational and never compared. A candidate
 takes over after it has seen the Lease unchanged for its whole duration *by its own monotonic clock*. The leader counts
 from *before* it sent its last renewal and sends nothing after `renew_deadline`, which is shorter than the duration, so
-two leaders never write at the same time. (This is client-go's leaderelection plus that fence.) The process ends when
-the Lease is lost; the next start lists everything again.
+two leaders never write at the same time. (This is client-go's leaderelection plus that fence.) That clock goes on while
+the machine is suspended, as the others' do. (Of a machine that its hypervisor stops it may say nothing.) The process
+ends when the Lease is lost; the next start lists everything again.
 
 Renewing must not depend on how busy the process or the server is. So it may run in a thread of its own (`runs`), and a
 renewal is one request, a JSON patch that tests who holds the Lease and not its version: several may be under way, and
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from shoal.cluster.clock import loop_time, utc_now
+from shoal.cluster.clock import boot_time, loop_time, utc_now
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.transport import JSON, JSON_PATCH, Answer, StreamRefused, Transport
 from shoal.errors import LeaseLost, Unavailable
@@ -62,7 +63,7 @@ MOST_UNANSWERED = 4
 class Lease:
     """A candidate for one Lease: `acquire`, then `keep`, and `seconds_left` before every write.
 
-    `runs`: where its requests run; the transport belongs to that event loop.
+    `clock`: whose time counts. `runs`: where its requests run; the transport belongs to that event loop.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Lease:
         name: str,
         identity: str,
         times: LeaseTimes = LeaseTimes(),
+        clock: Callable[[], float] = boot_time,
         wall: Callable[[], datetime] = utc_now,
         runs: Runs = here,
         on_renewed: Callable[[float], None] = lambda _seconds: None,
@@ -83,6 +85,7 @@ class Lease:
         self._name = name
         self.identity = identity
         self._times = times
+        self._clock = clock
         self._wall = wall
         self._runs = runs
         self._on_renewed = on_renewed
@@ -99,22 +102,24 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether writes may be sent now."""
-        return self._renewed_at is not None and loop_time() < self._renewed_at + self._times.renew_deadline
+        return self._renewed_at is not None and self._clock() < self._renewed_at + self._times.renew_deadline
 
-    def seconds_left(self, clock: Callable[[], float] = loop_time) -> float:
-        """How long writes may still be sent. `clock`: the loop's, for a thread that has none.
+    def seconds_left(self) -> float:
+        """How long writes may still be sent. Any thread may ask.
 
         Raises:
             LeaseLost: they may not be sent any more.
         """
-        left = 0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - clock()
+        left = (
+            0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - self._clock()
+        )
         if left <= 0:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
         return left
 
     def beat(self) -> None:
         """Show that the process is alive. Once it has, it must again and again while it keeps the Lease."""
-        self._beat_at = loop_time()
+        self._beat_at = self._clock()
 
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
@@ -158,7 +163,7 @@ class Lease:
 
     async def _renew(self) -> None:
         self._unanswered += 1
-        began = loop_time()
+        began = self._clock()
         try:
             answer = await self._send("PATCH", self._path, self._renewal(), JSON_PATCH)
             if answer.status not in _NOT_OURS:
@@ -166,21 +171,21 @@ class Lease:
             elif not await self._try():
                 self._renewed_at = None
                 raise LeaseLost(f"another process holds Lease {self._name}")
-            self._on_renewed(loop_time() - began)
+            self._on_renewed(self._clock() - began)
         except (Unavailable, TimeoutError) as error:
             logger.warning("%s", error)
         finally:
             self._unanswered -= 1
 
     def _check_beat(self) -> None:
-        if self._beat_at is not None and (still := loop_time() - self._beat_at) > self._times.stalled:
+        if self._beat_at is not None and (still := self._clock() - self._beat_at) > self._times.stalled:
             self._renewed_at = None
             words = f"{self.identity} stands still since {still:.0f} s: Lease {self._name} is left to another"
             raise LeaseLost(words)
 
     async def _until_free(self) -> None:
         """Wait until the Lease may be taken, as a watch of it tells; where that fails, for half a retry period."""
-        if self._seen and loop_time() < self._free_at:
+        if self._seen and self._clock() < self._free_at:
             query = {
                 "watch": "true",
                 "fieldSelector": f"metadata.name={self._name}",
@@ -189,25 +194,26 @@ class Lease:
             }
             try:
                 async with (
-                    asyncio.timeout_at(self._next_look()) as limit,
+                    asyncio.timeout(self._until_look()) as limit,
                     self._transport.stream(self._collection, query) as lines,
                 ):
                     async for line in lines:
                         if self._is_free(json.loads(line)):
                             return
-                        limit.reschedule(self._next_look())
+                        limit.reschedule(loop_time() + self._until_look())
             except TimeoutError:
                 return
             except (StreamRefused, Unavailable, *_NONSENSE) as error:
                 logger.debug("Lease %s cannot be watched: %s", self._name, error)
         pause = self._times.retry_period * random.uniform(0.4, 0.6)
-        left = self._free_at - loop_time()
+        left = self._free_at - self._clock()
         await asyncio.sleep(min(pause, left + RANDOM_START * random.random()) if left > 0 else pause)
 
-    def _next_look(self) -> float:
+    def _until_look(self) -> float:
+        """Seconds until the candidate looks for itself."""
         return min(
-            self._free_at + RANDOM_START * random.random(),
-            loop_time() + SILENT_RENEWALS * self._times.retry_period,
+            self._free_at - self._clock() + RANDOM_START * random.random(),
+            SILENT_RENEWALS * self._times.retry_period,
         )
 
     def _is_free(self, event: dict[str, Any]) -> bool:
@@ -217,7 +223,7 @@ class Lease:
             raise Unavailable(f"watch of Lease {self._name}: {lease.get('message')}")
         if event["type"] == "DELETED":  # its holder does not know of it until it renews it
             self._seen = ""
-            return loop_time() >= self._free_at
+            return self._clock() >= self._free_at
         return self._may_take(lease.get("spec") or {}, str(lease["metadata"].get("resourceVersion")))
 
     async def _release(self) -> None:
@@ -240,10 +246,10 @@ class Lease:
 
     async def _try(self) -> bool:
         """Try once to take or renew the Lease; whether it is held."""
-        began = loop_time()
+        began = self._clock()
         found = await self._read()
         if found is None:
-            if loop_time() < self._free_at and not self.held:
+            if self._clock() < self._free_at and not self.held:
                 return False
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
             spec = self._spec({})
@@ -260,12 +266,12 @@ class Lease:
 
     def _may_take(self, spec: dict[str, Any], version: str) -> bool:
         if (spec.get("holderIdentity") or "") in {"", self.identity}:
-            self._seen, self._free_at = version, loop_time()
+            self._seen, self._free_at = version, self._clock()
             return True
         if version != self._seen:  # not renewTime, which depends on the holder's clock
             duration = float(spec.get("leaseDurationSeconds") or self._times.duration)
-            self._seen, self._free_at = version, loop_time() + duration
-        return loop_time() >= self._free_at
+            self._seen, self._free_at = version, self._clock() + duration
+        return self._clock() >= self._free_at
 
     def _since_renewal(self, spec: dict[str, Any]) -> float:
         """Only a hint, since it compares the clocks of two machines."""

@@ -13,7 +13,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.clock import utc_now
+from shoal.cluster.clock import boot_time, utc_now
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
@@ -70,7 +70,8 @@ def _nothing(_found: Mapping[str, Any], _why: str) -> None:
 class Operator:
     """One replica of the operator.
 
-    `lease_transport`, `lease_runs`: connection and event loop of the Lease, by default the same as for the rest.
+    `lease_transport`, `lease_runs`: connection and event loop of the Lease, by default the same as for the rest;
+    `lease_clock`: see `Lease`.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Operator:
         *,
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
+        lease_clock: Callable[[], float] = boot_time,
         wall: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
@@ -100,6 +102,7 @@ class Operator:
             name=settings.lease_name,
             identity=settings.identity,
             times=lease_times,
+            clock=lease_clock,
             wall=wall,
             runs=lease_runs,
             on_renewed=metrics.renewal_seconds.observe,

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.cluster.cache import Cache
-from shoal.cluster.clock import utc_now
+from shoal.cluster.clock import boot_time, utc_now
 from shoal.cluster.http import connect
 from shoal.cluster.lease import MOST_UNANSWERED, Lease, LeaseTimes
 from shoal.cluster.own_thread import OwnThread, Runs, here
@@ -82,7 +80,7 @@ class PoolSettings(ProcessSettings):
 
 
 class NodePools:
-    """One replica. `lease_transport`, `lease_runs`: see `shoal.process.operator.Operator`."""
+    """One replica. `lease_transport`, `lease_runs`, `lease_clock`: see `shoal.process.operator.Operator`."""
 
     def __init__(
         self,
@@ -91,6 +89,7 @@ class NodePools:
         *,
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
+        lease_clock: Callable[[], float] = boot_time,
         wall: Callable[[], datetime] = utc_now,
     ) -> None:
         self.metrics = metrics = Metrics(LEADING)
@@ -101,6 +100,7 @@ class NodePools:
             name=settings.lease_name,
             identity=settings.identity,
             times=LEASE_TIMES,
+            clock=lease_clock,
             wall=wall,
             runs=lease_runs,
             on_renewed=metrics.renewal_seconds.observe,
@@ -124,9 +124,7 @@ class NodePools:
         )
         scaler = PoolScaler(
             self.cache,
-            drivers(
-                fenced, settings.platform, settings.node_selector, partial(lease.seconds_left, time.monotonic)
-            ),
+            drivers(fenced, settings.platform, settings.node_selector, lease.seconds_left),
             StatusWriter(
                 fenced,
                 self.cache,

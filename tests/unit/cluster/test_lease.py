@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cluster.clock import boot_time
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.transport import Answer, Fenced, Query
 from shoal.errors import LeaseLost, Unavailable
@@ -53,8 +55,10 @@ def wall() -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC)  # constant: nothing may depend on it
 
 
-def candidate(server: SmallServer, identity: str) -> Lease:
-    return Lease(server, namespace="shoal", name="shoal", identity=identity, times=TIMES, wall=wall)
+def candidate(server: SmallServer, identity: str, clock: Callable[[], float] | None = None) -> Lease:
+    clock = clock or asyncio.get_running_loop().time
+    where = {"namespace": "shoal", "name": "shoal"}
+    return Lease(server, **where, identity=identity, times=TIMES, clock=clock, wall=wall)
 
 
 async def test_first_candidate_acquires_and_renews() -> None:
@@ -402,15 +406,62 @@ async def test_writes_end_with_what_the_others_see_of_the_lease() -> None:
     keeping.cancel()
 
 
-async def test_thread_without_a_loop_asks_by_a_clock_of_its_own() -> None:
+async def test_thread_without_a_loop_may_ask() -> None:
     """That of a cloud's client, before it sets a size."""
-    lease, clock = candidate(LeaseServer(), "one"), asyncio.get_running_loop().time
+    lease = candidate(LeaseServer(), "one")
     await lease.acquire()
     with ThreadPoolExecutor() as threads:
-        assert threads.submit(lease.seconds_left, clock).result() == pytest.approx(lease.seconds_left())
+        assert threads.submit(lease.seconds_left).result() == pytest.approx(lease.seconds_left())
         await asyncio.sleep(TIMES.renew_deadline)
         with pytest.raises(LeaseLost):
-            threads.submit(lease.seconds_left, clock).result()
+            threads.submit(lease.seconds_left).result()
+
+
+class Suspended:
+    """The clock of a machine that was suspended, and the loop's, which stood still, beside it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._loop = asyncio.get_running_loop().time
+
+    def __call__(self) -> float:
+        return self._loop() + self.seconds
+
+
+async def test_leader_whose_machine_was_suspended_writes_no_more() -> None:
+    """By the loop's clock, which stands still meanwhile, it wrote for ten seconds more, and so did the next leader."""
+    server, clock = LeaseServer(), Suspended()
+    lease = candidate(server, "one", clock)
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(5)
+    clock.seconds += 60
+    assert not lease.held
+    with pytest.raises(LeaseLost):
+        await Fenced(server, lease.seconds_left).request("POST", "/x")
+    with pytest.raises(LeaseLost):
+        await keeping
+
+
+async def test_candidate_whose_machine_was_suspended_takes_no_lease_that_was_renewed_meanwhile() -> None:
+    server, clock = LeaseServer(), Suspended()
+    one, two = candidate(server, "one"), candidate(server, "two", clock)
+    await one.acquire()
+    async with during(one.keep()):
+        waiting = asyncio.create_task(two.acquire())
+        await asyncio.sleep(5)
+        clock.seconds += 60
+        await asyncio.sleep(60)
+        assert one.held
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, TIMES.duration + 1)
+
+
+def test_clock_of_a_lease_goes_on_while_the_machine_sleeps() -> None:
+    """Where there is such a clock: on Linux."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    before = time.clock_gettime(clock)
+    assert before <= boot_time() <= time.clock_gettime(clock)
 
 
 async def test_request_that_hangs_does_not_delay_the_next() -> None:

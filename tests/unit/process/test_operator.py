@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Answer
 from shoal.controllers.sources import sources
 from shoal.controllers.trainingjob.credentials import InstallKey
@@ -56,7 +57,7 @@ class EmptyCluster(Cluster):
 @pytest.mark.parametrize("status", [403, 404])
 async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> None:
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
-    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), lease_clock=loop_time)
     assert operator.manager.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
     async with during(operator.run()):
         await asyncio.sleep(60)
@@ -81,7 +82,7 @@ async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
     """Each refused list was counted, and the alert on them fired for as long as the operator was there."""
     cluster = Scoped(jobs=NO_OBJECTS)
     settings = replace(SETTINGS, node_signals=False, pools=False)
-    operator = Operator(cluster, settings, UnreachableCoordinator())
+    operator = Operator(cluster, settings, UnreachableCoordinator(), lease_clock=loop_time)
     async with during(operator.run()):
         await asyncio.sleep(600)
         metrics = generate_latest(operator.metrics.registry).decode()
@@ -100,7 +101,9 @@ async def test_what_is_not_to_be_read_is_not_asked_for() -> None:
 async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads: bool, words: str) -> None:
     """It was told that the pool "does not exist", though everybody saw it."""
     cluster = Scoped(jobs=NO_OBJECTS)
-    operator = Operator(cluster, replace(SETTINGS, pools=reads), UnreachableCoordinator())
+    operator = Operator(
+        cluster, replace(SETTINGS, pools=reads), UnreachableCoordinator(), lease_clock=loop_time
+    )
     async with during(operator.run()):
         await asyncio.sleep(60)
         manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a"]})
@@ -117,7 +120,7 @@ async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads:
 @pytest.mark.looptime
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), lease_clock=loop_time)
     async with during(operator.run()):
         await asyncio.sleep(60)
         operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
@@ -134,7 +137,7 @@ async def test_its_writes_end_with_the_lease() -> None:
 async def test_all_its_requests_but_the_lease_s_wait_after_one_was_told_to_come_later() -> None:
     """There is one limiter: what is read, decided and told asks no server that sheds load."""
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    operator = Operator(cluster, SETTINGS, UnreachableCoordinator())
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), lease_clock=loop_time)
     async with during(operator.run()):
         await asyncio.sleep(60)
         asked: set[tuple[str, str]] = set()
@@ -169,7 +172,7 @@ async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
 ) -> None:
     """A new leader cannot tell who was away, and does not take silent nodes for lost ones."""
     cluster = EmptyCluster(jobs=NO_OBJECTS)
-    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), wall=lambda: NOW)
+    operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), lease_clock=loop_time, wall=lambda: NOW)
     spec = {
         "holderIdentity": "another",
         "leaseDurationSeconds": 15,

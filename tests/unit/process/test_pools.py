@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Answer
 from shoal.pools.scaler import FINALIZER
 from shoal.process.pools import NodePools, PoolSettings
@@ -41,7 +42,7 @@ class BehindTheTruth(Cluster):
 async def test_a_pool_whose_watch_is_behind_is_listed_again() -> None:
     """Each write was a conflict until the API server ended the watch, 5 to 10 minutes later."""
     cluster = BehindTheTruth()
-    pools = NodePools(cluster, PoolSettings(), wall=lambda: NOW)
+    pools = NodePools(cluster, PoolSettings(), lease_clock=loop_time, wall=lambda: NOW)
     async with during(pools.run()):
         await asyncio.sleep(60)
     assert cluster.lists > 2  # one of a standby, one behind the Lease

@@ -12,6 +12,7 @@ import pytest
 from shoal.api.events import Event
 from shoal.api.kube import Pod
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import loop_time
 from shoal.cluster.lease import Lease
 from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Answer
@@ -45,7 +46,7 @@ class Replica:
             "test", self._reconcile, keys=lambda: [("ns", "job")], metrics=self.metrics
         )
         self.manager = Manager(
-            Lease(leases, namespace="ns", name="shoal", identity=name, times=TIMES),
+            Lease(leases, namespace="ns", name="shoal", identity=name, times=TIMES, clock=loop_time),
             [self.controller],
             needed={"pods": reflectors[0]},
             optional={"nodes": self.nodes},

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from shoal.cluster.clock import loop_time
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.errors import Unavailable
 from shoal.runtime.outage import LEAST_SECONDS, Outage, Watched
@@ -58,12 +59,16 @@ async def test_server_that_sheds_load_is_not_away() -> None:
 async def test_lease_that_nobody_renewed_is_told_apart_from_one_that_was_released(released: bool) -> None:
     server, now = LeaseServer(), NOW
     times = LeaseTimes()
-    one = Lease(server, namespace="n", name="l", identity="one", times=times, wall=lambda: now)
+    one = Lease(
+        server, namespace="n", name="l", identity="one", times=times, clock=loop_time, wall=lambda: now
+    )
     await one.acquire()
     assert one.abandoned_seconds == 0
     if released:
         await one.release()
     later = now + timedelta(seconds=90)
-    two = Lease(server, namespace="n", name="l", identity="one", times=times, wall=lambda: later)
+    two = Lease(
+        server, namespace="n", name="l", identity="one", times=times, clock=loop_time, wall=lambda: later
+    )
     await two.acquire()
     assert two.abandoned_seconds == (0 if released else 90)
