@@ -164,6 +164,9 @@ class Cluster:
             return ABSENT
         if body and body["preconditions"]["uid"] != known["metadata"]["uid"]:
             return Answer(409, b'{"message": "the UID in the precondition does not match"}')
+        if known["metadata"].get("finalizers"):
+            meta = {"deletionTimestamp": f"{self.now():%Y-%m-%dT%H:%M:%SZ}", **known["metadata"]}
+            return _ok(self.change(path, metadata=meta))
         if (body or {}).get("propagationPolicy", "Background") != "Orphan":
             for each in [p for p, o in self.objects.items() if _owned_by(o, known["metadata"]["uid"])]:
                 self.objects.pop(each)

@@ -22,7 +22,7 @@ from shoal.api.speed_profile import SpeedProfile, SpeedProfileSpec, SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import loop_time
-from shoal.cluster.transport import Transport
+from shoal.cluster.transport import Answer, Transport
 from shoal.controllers.speedprofile.condition import LEFT_OUT, Fault, conditions_of
 from shoal.controllers.speedprofile.identity import chosen
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, kind_of, learn, moved, newest
@@ -110,6 +110,10 @@ class _Source:
 def _is_made(profile: SpeedProfile) -> bool:
     """Whether the operator made it."""
     return _MADE.items() <= profile.metadata.labels.items()
+
+
+def _parsed(answer: Answer) -> SpeedProfile:
+    return SpeedProfile.model_validate_json(answer.body, extra="ignore")
 
 
 class Learner:
@@ -288,7 +292,7 @@ class Learner:
         path = collection_path(SpeedProfile, namespace)
         answer = await self._transport.request("POST", path, body=body)
         if answer.ok:
-            made = SpeedProfile.model_validate_json(answer.body, extra="ignore")
+            made = _parsed(answer)
             self._state.profiles.put(made, ours=True)
             return made
         if answer.status in {403, 404} and "terminated" in answer.message:
@@ -339,10 +343,14 @@ class Learner:
         return {job.metadata.annotations.get(SPEED_PROFILE, "") for job in jobs if not job.status.finished}
 
     def _is_idle(self, profile: SpeedProfile, annotated: Collection[str]) -> bool:
-        """Whether it may be deleted: the operator made it, nobody wrote anything in it, and no job uses it."""
+        """Whether it may be deleted: the operator made it, nobody wrote anything in it, and no job uses it.
+
+        It is not if it is deleted already, and only waits for a finalizer.
+        """
         about = profile.metadata
         return _is_made(profile) and not (
-            profile.spec != SpeedProfileSpec()
+            about.deletion_timestamp is not None
+            or profile.spec != SpeedProfileSpec()
             or about.name in annotated
             or self._heard.get(key_of(profile))
             or any(self._runs(source.uid) for source in profile.status.sources)
@@ -364,7 +372,11 @@ class Learner:
         answer.accept(403, 404, 409)
         if answer.status in {403, 409}:
             return False
-        self._state.profiles.drop(about.uid)
+        stored = None if answer.status == 404 or answer.is_status else _parsed(answer)
+        if stored is not None and stored.metadata.deletion_timestamp is not None:
+            self._state.profiles.put(stored, ours=True)  # a finalizer of somebody's keeps it, and its name
+        else:
+            self._state.profiles.drop(about.uid)
         logger.info("SpeedProfile %s/%s is deleted: %s", about.namespace, about.name, why)
         return True
 

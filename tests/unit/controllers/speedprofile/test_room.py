@@ -164,11 +164,11 @@ async def test_a_job_makes_a_few_profiles_however_often_its_coordinator_starts_w
 OLD = ("team", "old")
 
 
-def add_old_profile(world: World, **more: Any) -> None:
+def add_old_profile(world: World, name: str = "old", fingerprint: str = "f", **more: Any) -> None:
     """A profile that the operator made, and that was last measured half a year ago."""
-    model = {"fingerprint": "f", "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    model = {"fingerprint": fingerprint, "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
     status = {"model": model, "lastUpdated": (NOW - timedelta(days=181)).isoformat()}
-    world.add_profile("old", **{"metadata": MADE, "status": status} | more)
+    world.add_profile(name, **{"metadata": MADE, "status": status} | more)
 
 
 async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_to_count() -> None:
@@ -181,6 +181,37 @@ async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_
     assert await world.learner(OLD) is None
     assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
     assert world.state.profiles.get("old", "team") is None
+
+
+@pytest.mark.looptime
+async def test_a_deleted_profile_that_waits_for_a_finalizer_is_known_until_it_is_gone() -> None:
+    """It was dropped for good: a job that came meanwhile asked each minute for one to be made, and had a 409."""
+    world = World()
+    metadata = {**MADE, "finalizers": ["example.com/backup"]}
+    add_old_profile(world, KEY[1], MODEL.fingerprint, metadata=metadata)
+    for _ in range(3):
+        await world.learner(KEY)
+    assert world.cluster.writes("DELETE", "speedprofiles") == [KEY[1]]
+    world.add(training_job(), said=report(1e6))
+    assert await world.learner(KEY) == SOON_SECONDS
+    waiting = world.state.profiles.get(KEY[1], "team")
+    assert waiting is not None
+    path = next(path for path in world.cluster.objects if path.endswith(KEY[1]))
+    del world.cluster.objects[path]  # as its watch tells
+    world.state.profiles.drop(waiting.metadata.uid, at=world.cluster.version)
+    assert await world.learner(KEY) == SOON_SECONDS
+    assert world.profile(KEY[1]).status.rows
+
+
+@pytest.mark.looptime
+async def test_deleted_profiles_that_wait_for_a_finalizer_make_room_once() -> None:
+    """Each makes room for one, whether or not it is gone yet."""
+    world = World()
+    full(world, metadata={**MADE, "finalizers": ["example.com/backup"]})
+    for name in ("a", "b"):
+        world.add(training_job(name, profile=f"of-{name}"), said=report(1e6))
+        assert await world.learner(("team", f"of-{name}")) == SOON_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["model-0", "model-1"]
 
 
 @pytest.mark.parametrize("later", ["nothing", "a job"])
