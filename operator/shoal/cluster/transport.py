@@ -124,6 +124,10 @@ class Wrapper:
         return self._inner.stream(path, query)
 
 
+LOOK_SECONDS = 1.0
+"""A write that waits looks for the Lease as often: the loop's timers stand still while the machine is suspended."""
+
+
 class Fenced(Wrapper):
     """A transport whose writes end before the Lease does, so that none reaches the server after it.
 
@@ -160,7 +164,7 @@ class _Fence:
 
     def __init__(self, limit: asyncio.Timeout, seconds_left: Callable[[], float], left: float) -> None:
         self._limit, self._seconds_left = limit, seconds_left
-        self._watch = asyncio.get_running_loop().call_later(left, self._look)
+        self._watch = asyncio.get_running_loop().call_later(min(left, LOOK_SECONDS), self._look)
 
     def end(self) -> None:
         """The request has ended."""
@@ -169,6 +173,6 @@ class _Fence:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._watch = loop.call_later(self._seconds_left(), self._look)
+            self._watch = loop.call_later(min(self._seconds_left(), LOOK_SECONDS), self._look)
         except LeaseLost:
             self._limit.reschedule(loop.time())

@@ -443,6 +443,20 @@ async def test_leader_whose_machine_was_suspended_writes_no_more() -> None:
         await keeping
 
 
+async def test_write_that_waits_while_the_machine_is_suspended_is_given_up() -> None:
+    """Its own timers stand still meanwhile, too."""
+    server, clock = LeaseServer(), Suspended()
+    lease = candidate(server, "one", clock)
+    await lease.acquire()
+    server.delay = 5
+    writing = asyncio.create_task(Fenced(server, lease.seconds_left).request("POST", "/x"))
+    await asyncio.sleep(3.5)
+    clock.seconds += 60
+    with pytest.raises(Unavailable):
+        await writing
+    assert ("POST", "/x", None) not in server.writes
+
+
 async def test_candidate_whose_machine_was_suspended_takes_no_lease_that_was_renewed_meanwhile() -> None:
     server, clock = LeaseServer(), Suspended()
     one, two = candidate(server, "one"), candidate(server, "two", clock)
