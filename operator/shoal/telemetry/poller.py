@@ -52,7 +52,10 @@ class Failing:
     answers: bool
     """It can be reached, and what it says is no report."""
     times: int = 1
-    told: bool = False
+    told: str = ""
+    """With which words its job was woken last: others say what there is still to mend..."""
+    told_at: float = -math.inf
+    """... and when."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,8 @@ class _Followed:
 class Poller:
     """Polls coordinators.
 
-    `show_every`: seconds between wakes that only update progress. `on_result`: told read or unreachable. `on_report`:
-    told every report, with the job's uid.
+    `show_every`: seconds between wakes that only update progress, or words. `on_result`: told read or unreachable.
+    `on_report`: told every report, with the job's uid.
     """
 
     def __init__(
@@ -205,10 +208,13 @@ class Poller:
         if known is None:
             self._failing[uid] = Failing(began, why, answers)
             return
-        # Once when the last report becomes old, since nothing else may happen to the job.
-        old = loop_time() - known.since >= STALE_SECONDS
-        self._failing[uid] = Failing(known.since, why, answers, known.times + 1, told=known.told or old)
-        if old and not known.told:
+        # When the last report becomes old, since nothing else may happen to the job; and as its words change.
+        now, told, told_at = loop_time(), known.told, known.told_at
+        news = now - known.since >= STALE_SECONDS and why != told and now - told_at >= self._show_every
+        if news:
+            told, told_at = why, now
+        self._failing[uid] = Failing(known.since, why, answers, known.times + 1, told, told_at)
+        if news:
             wake(False)
 
 

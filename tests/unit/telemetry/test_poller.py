@@ -30,11 +30,12 @@ class Coordinator:
         self.report: StatusReport | None = None
         self.requests: list[str] = []
         self.forgotten: list[str] = []
+        self.words = "unreachable"
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         self.requests.append(endpoint.address)
         if self.report is None:
-            raise Unavailable("unreachable")
+            raise Unavailable(self.words)
         return self.report
 
     def forget(self, job_uid: str) -> None:
@@ -199,6 +200,27 @@ async def test_coordinator_that_stays_unreachable_is_told_once() -> None:
     coordinator.report = report(8)
     await asyncio.sleep(3)
     assert poller.unreachable("u") == (0.0, "")
+    await poller.close()
+
+
+async def test_other_words_of_a_coordinator_that_stays_unreachable_are_told_as_rarely_as_progress() -> None:
+    """The condition kept the first trouble of the storage, though that was mended and another one was left."""
+    coordinator = Coordinator()
+    poller = Poller(coordinator, show_every=30)
+    wakes: list[float] = []
+    poller.follow(endpoint(), lambda _urgent: wakes.append(asyncio.get_running_loop().time()))
+    await asyncio.sleep(STALE_SECONDS + 60)
+    assert len(wakes) == 1
+    coordinator.words = "no such bucket"
+    await asyncio.sleep(3)
+    assert (len(wakes), poller.unreachable("u")[1]) == (2, "no such bucket")
+    await asyncio.sleep(60)
+    assert len(wakes) == 2
+    for number in range(60):
+        coordinator.words = f"request {number} was denied"
+        await asyncio.sleep(2)
+    assert len(wakes) in {6, 7}
+    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(wakes))
     await poller.close()
 
 
