@@ -56,6 +56,13 @@ class Queued(Pools):
         labels = pod["metadata"]["labels"]
         return labels["shoal.dev/role"] == "worker" and int(labels["shoal.dev/index"]) in self.gated
 
+    def let_go(self) -> None:
+        """Nothing holds pods back any more."""
+        self.gated = set()
+        for pod in self.pods.values():
+            if pod["status"].get("conditions") == [self.why]:
+                pod["status"]["conditions"] = []
+
     def lose(self, *, replaced: bool = True) -> None:
         """The cloud takes the node of a worker, for which the pool has another one."""
         running = (
@@ -216,6 +223,37 @@ def test_job_of_a_queue_has_the_nodes_that_its_workers_move_to() -> None:
     world.reconcile()
     assert sum(slot["pool"] == "b" for slot in world.slots) == 2
     assert has(world) == {"od": 8, "b": 8}
+
+
+@pytest.mark.parametrize("why", [GATED, NO_VOLUME], ids=["queue", "volume"])
+@pytest.mark.parametrize(("surge", "tries"), [("25%", 2), (1, 1), (0, 1)])
+def test_job_gives_back_the_nodes_that_its_workers_move_to_while_none_of_them_may_begin_there(
+    surge: int | str, tries: int, why: dict[str, str]
+) -> None:
+    """Those of which no pod was made, as others were in vain, were bought and kept for as long as that lasted."""
+    dear = pool("od", "OnDemand", price=3)
+    many = {"nodes": {"b": 8, "od": 8}, "replicas": 8, "maxReplicas": 8, "maxSurge": surge}
+    world = Queued(pool("b", limit=8), dear, gated=(), why=why, **many)
+    world.manifest["spec"]["runPolicy"] = QUEUE
+    world.propose({"od": 8})
+    world.settle()
+    world.gated = set(range(8))
+    world.propose({"b": 8}, urgent=True)
+    for _ in range(10):
+        world.reconcile()
+        world.tick(10)
+    assert has(world)["b"] >= 8 - tries, "the queue may take its time"
+    for _ in range(10):
+        world.tick(60)
+        world.reconcile()
+    works = {"od": 8 if surge else 7}
+    assert (world.by_pool(), has(world)) == (works, works)
+    world.let_go()
+    world.reconcile()
+    for _ in range(60):
+        world.tick()
+        world.reconcile()
+    assert (world.by_pool(), has(world)) == ({"b": 8}, {"b": 8})
 
 
 def test_job_of_a_queue_has_the_node_of_a_worker_that_backs_off() -> None:

@@ -7,7 +7,8 @@ job in each namespace without quota would keep a pool. So the job then has the n
 recorded: it holds, also for the next leader and where the pool has no room to try, until one more pod is there.
 
 Pods that are there, and get no node, show that pods are not refused. They are counted by themselves (`Facts.in_vain`),
-and taken off the pods that there are.
+and taken off the pods that there are. Workers that move are tried few at a time: where none of these may begin, as a
+queue holds them back, the pods of the others are not made as long as that lasts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shoal.policy.facts.in_vain import PATIENCE
 from shoal.policy.facts.read import Facts
 
 if TYPE_CHECKING:
@@ -49,6 +51,18 @@ def _before(facts: Facts) -> dict[str, int]:
 
 def _planned(wanted: Wanted) -> Counter[str]:
     return Counter(home.pool for home in wanted.homes.values())
+
+
+def closed_pools(facts: Facts) -> set[str]:
+    """The pools in which all workers that have pods wait in vain, and one for so long that the next would, too."""
+    vain = facts.in_vain.items()
+    late = {
+        pool
+        for (pool, _), slot in vain
+        if not facts.timers.pending((slot.created_at or facts.now) + PATIENCE)
+    }
+    have = pods_by_pool(facts) if late else Counter[str]()
+    return {pool for pool in late if have[pool] == sum(each == pool for (each, _), _ in vain)}
 
 
 def pods_by_pool(facts: Facts) -> Counter[str]:

@@ -29,6 +29,7 @@ from shoal.policy.actions import DeletePod
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.backoff import PREEMPTED, not_before
 from shoal.policy.decide.creation import Actions, Creator
+from shoal.policy.decide.kept_to import closed_pools
 from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
@@ -83,6 +84,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     rooms = _Rooms(workers, facts.at_rest, wanted, timers, leaving)
+    closed = closed_pools(facts)
     new_left = MOST_NEW
     sent = {place.index for place in facts.seen.in_flight if place.role == "worker"}
     for index in sorted(vacant, key=lambda index: (index not in sent, index in needs_surge)):
@@ -92,6 +94,8 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         if not (replaces or new_left):
             continue
         if (index in needs_surge and surge_left <= 0) or (preempted and unscheduled_left <= 0):
+            if (pool := wanted.pool_of(Place("worker", index, 0))) in closed:
+                actions.denied.add((pool, index))
             continue
         if group and group[-1].place in unrecorded:
             timers.after(0.0)  # when it is recorded
