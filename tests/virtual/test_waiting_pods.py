@@ -9,6 +9,7 @@ import pytest
 
 from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.loop import play
+from tests.virtual.server import Change, Json
 from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
@@ -154,6 +155,18 @@ def test_a_server_that_waits_for_an_exhausted_pool_runs_in_the_next_one_under_a_
     play(story)
 
 
+def causes_told(world: World) -> set[str]:
+    """The causes that a status says from now on, if only for a moment."""
+    told = set[str]()
+
+    def see(change: Change, _old: Json | None) -> None:
+        if change.key[0] == "trainingjobs":
+            told.update(slot.get("cause", "") for slot in change.object.get("status", {}).get("slots", ()))
+
+    world.server.on_change.append(see)
+    return told
+
+
 @pytest.mark.parametrize("spare", [0, 3])
 def test_pods_that_run_stay_though_their_operator_sees_them_wait(spare: int) -> None:
     """Edited while they waited, and at work since: all were deleted, workers before a successor ran."""
@@ -179,34 +192,6 @@ def test_pods_that_run_stay_though_their_operator_sees_them_wait(spare: int) -> 
             status = world.job().status
             assert (status.workers.ready, status.restarts.disruptions, status.restarts.failures) == (3, 0, 0)
             assert {slot.cause for slot in status.slots} <= {"", "TakenBack"}
-
-    play(story)
-
-
-def test_a_worker_that_runs_stays_until_its_successor_does_though_it_was_seen_to_fall_back() -> None:
-    """Its spot node came while its operator did not hear of it: it was deleted when its successor was made."""
-
-    async def story() -> None:
-        world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0)
-        world.nodes(0, 2)
-        world.cluster.start_seconds = lambda process: 20.0 if process.machine.name == "safe-1" else 2.0
-        old, new = (("pods", "team", f"digits-worker-0-{number}") for number in range(2))
-
-        def runs(key: Any) -> bool:
-            process = world.cluster.process_of(key[2])
-            return process is not None and process.runs
-
-        async with world.living():
-            world.replica("a")
-            rule = {"afterSeconds": 60, "returnAfterSeconds": 1800}
-            world.apply(workers={"replicas": 1, "maxSurge": 1, "fallback": rule})
-            await asyncio.sleep(55)
-            world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
-            world.cluster.add(Machine("spot-0", SPOT))
-            await world.until(lambda: new in world.server.objects, 20, "it fell back")
-            assert runs(old)
-            world.watchers.append(lambda: None if runs(old) or runs(new) else pytest.fail("none runs"))
-            await world.until(lambda: old not in world.server.objects, 90, "its successor runs")
 
     play(story)
 
@@ -243,5 +228,60 @@ def test_pods_that_wait_are_made_anew_though_their_scheduler_says_anew_why_they_
                 lambda: set(placed(world)) == {f"digits-worker-{n}-1" for n in range(60)}, 20, "made anew"
             )
             speaker.cancel()
+
+    play(story)
+
+
+def test_a_server_at_work_stays_though_it_was_taken_back_while_it_was_seen_to_wait_for_a_node() -> None:
+    """Its predecessor's node is heard again, and the watch of pods is late: it had fenced that one, and was deleted."""
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12))
+        world.nodes(3, 1)
+        world.trainers.deaf = lambda _uid: True
+        new = ("pods", "team", "digits-ps-0-1")
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await world.until(lambda: world.job().status.workers.ready == 3, 60, "it runs")
+            world.cluster.disconnect("safe-0")
+            await world.until(lambda: new in world.server.objects, 120, "its successor waits for a node")
+            await asyncio.sleep(5)
+            world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
+            world.cluster.add(Machine("safe-1", {}))
+            await world.until(
+                lambda: world.server.objects[new]["status"]["phase"] == "Running", 20, "it runs"
+            )
+            causes = causes_told(world)
+            world.cluster.reconnect("safe-0")
+            await asyncio.sleep(60)
+            assert "TakenBack" in causes, "as it was seen"
+            assert placed(world, "ps") == {"digits-ps-0-1": "safe-1"}
+            assert world.job().status.parameter_servers.ready == 1
+
+    play(story)
+
+
+@pytest.mark.parametrize("pulls", [2.0, 45.0], ids=["runs", "pulls its image"])
+def test_a_worker_stays_on_its_spot_node_that_came_as_it_was_seen_to_fall_back(pulls: float) -> None:
+    """It was deleted while it did not run yet, or when its successor did; a node stood idle beside one on demand."""
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0)
+        world.nodes(0, 2)
+        world.cluster.start_seconds = lambda process: pulls if process.role == "worker" else 2.0
+        async with world.living():
+            world.replica("a")
+            rule = {"afterSeconds": 60, "returnAfterSeconds": 1800}
+            world.apply(workers={"replicas": 1, "maxSurge": 1, "fallback": rule})
+            await asyncio.sleep(55)
+            causes = causes_told(world)
+            world.server.lag = lambda watch, _change: 30.0 if watch.plural == "pods" else 0.0
+            world.cluster.add(Machine("spot-0", SPOT))
+            await asyncio.sleep(120)
+            assert "FellBack" in causes, "as it was seen"
+            assert placed(world) == {"digits-worker-0-0": "spot-0"}
+            status = world.job().status
+            assert (status.workers.ready, status.restarts.disruptions) == (1, 0)
 
     play(story)

@@ -57,6 +57,7 @@ class DeletePod:
     """DELETE with the uid as precondition. `grace_seconds`: None for the pod's own, 0 for force.
 
     `why`: in a word, for the log. `version`: the resourceVersion, of one that is deleted only if it is as it was seen.
+    `homeless`: only while it has no node.
     """
 
     name: str
@@ -64,6 +65,7 @@ class DeletePod:
     grace_seconds: int | None = None
     why: str = ""
     version: str = ""
+    homeless: bool = False
 
 
 class CreateService(_Sent):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dev.night import examples
 from shoal.policy.actions import CreatePod
+from shoal.policy.plan import plan
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, pool
 
 
@@ -54,6 +55,39 @@ def test_a_worker_of_an_old_job_falls_back_and_stays_until_it_is_time_to_return(
     world.add("a-1", "a")
     assert wait(world, 600)["ReturnedToSpot"] == 1
     assert world.by_pool() == {"a": 2}
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+@pytest.mark.parametrize("successor", ["is to be made", "waits", "runs"])
+def test_a_worker_that_got_its_spot_node_as_it_fell_back_stays_unless_its_successor_runs(
+    successor: str, phase: str
+) -> None:
+    """While it pulled its image it was deleted, and its node stood idle beside one on demand."""
+    world = spot_and_on_demand({"a": 0, "od": 0}, replicas=1, fallback=FALLBACK)
+    world.settle()
+    [first] = (name for name in world.pods if "-worker-" in name)
+    while True:
+        made = plan(world.observation())
+        if any(slot.cause == "FellBack" for slot in made.status.slots):
+            break
+        world.reconcile()
+        world.tick(30)
+    world.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if successor != "is to be made":
+        for action in made.actions:
+            if isinstance(action, CreatePod):
+                world._apply(action)
+    world.add("a-0", "a")
+    world.pods[first]["spec"]["nodeName"] = "a-0"
+    world.pods[first]["status"]["phase"] = phase
+    if successor == "runs":
+        world.add("od-0", "od")
+        [second] = (name for name in world.pods if "-worker-" in name and name != first)
+        world.pods[second]["spec"]["nodeName"] = "od-0"
+        world.pods[second]["status"]["phase"] = "Running"
+    world.settle()
+    assert world.by_pool() == {"od" if successor == "runs" else "a": 1}
+    assert (first in world.deleted) is (successor == "runs")
 
 
 def test_no_worker_returns_that_does_not_run_yet() -> None:

@@ -247,6 +247,30 @@ def test_server_whose_node_is_back_stays_unless_its_successor_has_a_node(later: 
         assert world.condition("Disrupted")["status"] == "False"
 
 
+def test_server_that_runs_stays_though_it_was_taken_back_as_it_was_seen_to_wait_for_a_node() -> None:
+    """It had fenced its predecessor, and was deleted: no server was left."""
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    unknown(world, "safe-0", since=11)
+    heard(world, (0, 0), (1, 0), (2, 0), server=False)
+    assert of_pods(world.reconcile()) == ["CreatePod digits-ps-0-1"]
+    world.nodes["safe-0"] = build.node_manifest("safe-0", spot=False)
+    world.report = None
+    made = plan(world.observation())
+    world.status = made.status.model_dump(mode="json", by_alias=True)
+    assert [
+        (s["incarnation"], s["cause"]) for s in world.slots if s.get("role") == "ps" and s.get("cause")
+    ] == [(1, "TakenBack")]
+    world.pods["digits-ps-0-1"]["metadata"]["resourceVersion"] = "7"
+    [removal] = [each for each in plan(world.observation()).actions if isinstance(each, DeletePod)]
+    assert (removal.name, removal.version) == ("digits-ps-0-1", "7"), "as it was seen only"
+    world.pods["digits-ps-0-1"]["spec"]["nodeName"] = "safe-1"
+    world.pods["digits-ps-0-1"]["status"] = {"phase": "Running"}
+    world.settle()
+    assert world.deleted == ["digits-ps-0-0"]
+    assert world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
+
+
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("age", "replaced"), [(45, False), (55, True), (70, True)])
 def test_pod_that_was_bound_to_a_node_long_after_it_turned_unknown_proves_that_it_is_back(

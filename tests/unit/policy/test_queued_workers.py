@@ -256,6 +256,21 @@ def test_job_gives_back_the_nodes_that_its_workers_move_to_while_none_of_them_ma
     assert (world.by_pool(), has(world)) == ({"b": 8}, {"b": 8})
 
 
+def test_job_keeps_the_nodes_that_its_workers_move_to_while_one_of_them_only_waits_for_its_node() -> None:
+    dear = pool("od", "OnDemand", price=3)
+    many = {"nodes": {"od": 8}, "replicas": 8, "maxReplicas": 8, "maxSurge": 2}
+    world = Queued(pool("b", limit=8), dear, gated=(), **many)
+    world.manifest["spec"]["runPolicy"] = QUEUE
+    world.propose({"od": 8})
+    world.settle()
+    world.gated = {0}
+    world.propose({"b": 8}, urgent=True)
+    for _ in range(10):
+        world.reconcile()
+        world.tick(60)
+    assert has(world) == {"od": 8, "b": 7}
+
+
 def test_job_of_a_queue_has_the_node_of_a_worker_that_backs_off() -> None:
     """It was given to others at once, and not given back."""
     many = {"nodes": {"b": 8}, "replicas": 8, "maxReplicas": 8}

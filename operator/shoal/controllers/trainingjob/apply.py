@@ -176,6 +176,8 @@ class Applier:
             now = self._state.pods.get(name, job.metadata.namespace)
             if now is None or now.metadata.uid != action.uid or now.running or now.ended:
                 return False
+            if action.homeless and now.spec.node_name:
+                return False
             version = now.metadata.resource_version
             (await self._objects.delete(job, PODS, name, action.uid, version, **options)).accept(404)
         logger.info("%s/%s: %s is deleted: %s", job.metadata.namespace, job.metadata.name, name, action.why)

@@ -15,7 +15,16 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, ConfirmAbsent, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
-from shoal.policy.decide.members import MOVED, NEVER_RAN, OUTDATED, OWN_CAUSES, ByIndex, Member, every
+from shoal.policy.decide.members import (
+    FELL_BACK,
+    MOVED,
+    OUTDATED,
+    OWN_CAUSES,
+    ByIndex,
+    Member,
+    every,
+    is_refutable,
+)
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
@@ -132,9 +141,13 @@ def give_back(facts: Facts) -> list[Action]:
 
 
 def _delete(pod: Pod, why: str) -> DeletePod:
-    """The deletion of a pod; of one that is ended since it never ran, unless it does by now: watches may be late."""
-    meta = pod.metadata
-    return DeletePod(meta.name, meta.uid, why=why, version=meta.resource_version if why in NEVER_RAN else "")
+    """The deletion of a pod; of one that is ended since it never ran, unless it does by now: watches may be late.
+
+    Nor of one that waited for a node in vain, if it has it by now.
+    """
+    meta, unless_it_runs = pod.metadata, pod.place is not None and is_refutable(pod.place.role, why)
+    version = meta.resource_version if unless_it_runs else ""
+    return DeletePod(meta.name, meta.uid, why=why, version=version, homeless=why == FELL_BACK)
 
 
 def at_the_end(facts: Facts) -> list[Action]:

@@ -19,7 +19,7 @@ SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
 OUTDATED = "Outdated"  # it never ran, and would be made otherwise now
 FELL_BACK = "FellBack"  # it waited for a spot node in vain
 NEVER_RAN = frozenset({OUTDATED, FELL_BACK})
-"""Causes that a pod refutes by running."""
+"""Causes of pods that did not run, as far as was seen."""
 OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK})
 """Causes that are decisions of the operator, which deletes the pod."""
 MOVED = "Moved"
@@ -34,18 +34,36 @@ def is_overdue(pod: Pod, timers: Timers) -> bool:
     return deadline is not None and not timers.pending(deadline + OVERSTAY)
 
 
+def has_its_node(slot: Slot, pod: Pod | None) -> bool:
+    """Whether it got the node after all that it was seen to wait for in vain."""
+    return slot.cause == FELL_BACK and pod is not None and bool(pod.spec.node_name)
+
+
+def is_refutable(role: str, cause: str) -> bool:
+    """Whether a pod refutes by running that it is to end: it was seen late.
+
+    A server that runs has fenced the one before it, whatever that one is taken for.
+    """
+    return cause in NEVER_RAN or (role, cause) == ("ps", TAKEN_BACK)
+
+
 def leaves_a_gap(last: Slot) -> bool:
     """Whether the next incarnation after this one replaces a lost pod: not after what was given up."""
     return last.replaces if last.cause in NEVER_RAN else last.cause != UNWANTED
 
 
 def newest_of(sightings: Iterable[Sighting]) -> dict[int, Sighting]:
-    """The newest incarnation by index; one that stays counts, and not its replacement that was taken back."""
+    """The newest incarnation by index; one that stays counts, and not its replacement that is taken back."""
     found = dict[int, Sighting]()
     for each in sightings:
         before = found.get(each.place.index)
-        stays = before is not None and not before.slot.cause and before.verdict.outcome is PodOutcome.HEALTHY
-        if not (stays and each.slot.cause in OWN_CAUSES):
+        if before is None or before.verdict.outcome is not PodOutcome.HEALTHY:
+            stays = False
+        elif has_its_node(before.slot, before.pod):
+            stays = each.pod is None or not each.pod.running
+        else:
+            stays = not before.slot.cause and each.slot.cause in OWN_CAUSES
+        if not stays:
             found[each.place.index] = each
     return found
 

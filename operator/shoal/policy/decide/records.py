@@ -29,7 +29,6 @@ from shoal.policy.decide.in_place import restarted_in_place
 from shoal.policy.decide.members import (
     FELL_BACK,
     MOVED,
-    NEVER_RAN,
     OUTDATED,
     OWN_CAUSES,
     SILENT,
@@ -37,6 +36,8 @@ from shoal.policy.decide.members import (
     ByIndex,
     Member,
     by_index,
+    has_its_node,
+    is_refutable,
     leaves_a_gap,
 )
 from shoal.policy.decide.surge import settle
@@ -217,13 +218,14 @@ class _Updater:
         change: dict[str, object] = {}
         if slot.cause == MOVED and self._is_lost(verdict):
             slot = slot.model_copy(update={"cause": "", "ended_at": None})
-        if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OWN_CAUSES - NEVER_RAN:
+        ours = slot.cause in OWN_CAUSES and not is_refutable(slot.role, slot.cause)
+        if verdict.outcome is PodOutcome.HEALTHY and not ours:
             if slot.place in self._view.fenced:
                 verdict = Verdict(PodOutcome.LEAVING, SILENT)
                 if slot.cause:
                     change["cause"] = SILENT  # already counted; as SILENT it is deleted without waiting
             elif slot.cause and self._is_withdrawn(slot, pod):
-                if slot.cause not in {MOVED, *NEVER_RAN}:
+                if slot.cause not in OWN_CAUSES | {MOVED}:
                     self._counters.withdraw(slot)
                 slot = slot.model_copy(update={"cause": "", "ended_at": None})
         if verdict.outcome is PodOutcome.HEALTHY:
@@ -285,8 +287,9 @@ class _Updater:
             return False
         if slot.cause == MOVED:
             return self._wanted.fits(slot)
-        if slot.cause in NEVER_RAN:  # it does: it was seen late; the successor of a worker is taken back
-            return pod.running and not (slot.role == "ps" and self._outdated)
+        if is_refutable(slot.role, slot.cause):  # the successor of a worker is taken back
+            came = pod.running or has_its_node(slot, pod)
+            return came and not (slot.role == "ps" and self._outdated)
         # Unreadable nodes prove nothing.
         return not pod.spec.node_name or pod.spec.node_name in self._facts.seen.nodes
 
