@@ -109,6 +109,8 @@ class Cluster:
         """Called when a process ends gracefully."""
         self.taken: dict[str, str] = {}
         """uid of a worker's pod -> what the platform did to it."""
+        self.pods_first = True
+        """Whether a namespace ends as in Kubernetes 1.33 and later: all else is deleted once its pods are gone."""
         self._numbers = 0
 
     # --- machines
@@ -381,9 +383,9 @@ class Cluster:
         for namespace, state in list(self.server.namespaces.items()):
             if state == "Terminating":
                 inside = [key for key in self.server.objects if key[1] == namespace]
-                for key in inside[:4]:
-                    if key in self.server.objects:
-                        self.server.delete(key)
+                pods = [key for key in inside if key[0] == "pods"]
+                for key in pods if pods and self.pods_first else inside:
+                    self.server.delete(key)
                 if not inside:
                     del self.server.namespaces[namespace]
 

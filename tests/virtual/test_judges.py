@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.virtual.cluster import Machine, Process
-from tests.virtual.judge import STALE_SECONDS, Judge
+from tests.virtual.judge import MOST_REFUSED, Judge
 from tests.virtual.loop import now, play
 from tests.virtual.script import watch_slots
 from tests.virtual.server import Sent
-from tests.virtual.test_chaos import Chaos
 from tests.virtual.test_every_field import End
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
 JOB = ("trainingjobs", "team", "digits")
+OTHER = ("trainingjobs", "other", "digits")
 SERVER = ("pods", "team", "digits-ps-0-0")
 
 
@@ -29,7 +28,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.world = World(lambda _uid: Truth(samples=1e9))
-        self.judge = Judge(self.world, None, unwanted_at=now() - STALE_SECONDS - 1)
+        self.judge = Judge(self.world, None)
         watch_slots(self.world)
         for name in ("safe-0", "safe-1"):
             self.world.cluster.add(Machine(name, {}))
@@ -49,12 +48,29 @@ class Scene:
         self.world.cluster.processes[uid] = process
         return process
 
-    def sends(self, who: str = "a", verb: str = "DELETE") -> None:
-        self.world.server.sent.append(Sent(now(), who, verb, SERVER, "", 200))
+    def sends(self, who: str = "a", verb: str = "DELETE", status: int = 200) -> None:
+        self.world.server.sent.append(Sent(now(), who, verb, SERVER, "", status))
+
+    def is_refused(self, times: int) -> None:
+        for _ in range(times):
+            self.sends(verb="POST", status=403)
+
+    def loses(self, number: int, job: tuple[str, str, str] = JOB, *, crash: bool = False) -> None:
+        """So many workers of a job, each another one: to the platform, or by their own fault."""
+        judge, uid = self.judge, self.world.server.objects[job]["metadata"]["uid"]
+        lost = (judge.crashed if crash else judge.struck)[uid]
+        lost |= {f"{crash}-{each}" for each in range(number)}
+
+    def counts(self, failures: int = 0, disruptions: int = 0, withdrawn: int = 0) -> None:
+        restarts = {"failures": failures, "disruptions": disruptions, "withdrawn": withdrawn}
+        self.status(restarts=restarts)
 
     def status(self, **status: Any) -> None:
         known = copy.deepcopy(self.world.server.objects[JOB])
         self.world.server.store(JOB, {**known, "status": {**known["status"], **status}})
+
+    def suspend(self, job: tuple[str, str, str]) -> None:
+        self.world.edit(job[2], job[1], suspend=True)
 
     def service(self, incarnation: int) -> None:
         body = {"spec": {"selector": {"shoal.dev/incarnation": str(incarnation)}}}
@@ -86,6 +102,9 @@ def silence(scene: Scene, names: tuple[str, ...]) -> None:
 ENDED: Change = lambda s: setattr(s.process, "end", (1, ""))  # noqa: E731
 SUSPENDED: Change = lambda s: s.world.edit(suspend=True)  # noqa: E731
 ANOTHER: Change = lambda s: s.run(1)  # noqa: E731
+TWO_JOBS: Change = lambda s: s.world.server.store(OTHER, {"spec": {}, "status": {}})  # noqa: E731
+ENDING: Change = lambda s: s.world.server.namespaces.update(team="Terminating")  # noqa: E731
+CRASHED: Change = lambda s: s.loses(2, crash=True)  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -97,10 +116,27 @@ ANOTHER: Change = lambda s: s.run(1)  # noqa: E731
         (SUSPENDED, Scene.sends),
         (ANOTHER, Scene.sends),
         (lambda s: silence(s, ("safe-0",)), Scene.sends),
-        (lambda s: s.status(restarts={"failures": 1}),),
+        (CRASHED, lambda s: s.counts(failures=1)),
+        (CRASHED, lambda s: s.loses(1), lambda s: s.counts(failures=1, disruptions=2)),
+        (lambda s: s.loses(1), lambda s: s.counts(disruptions=2, withdrawn=1)),
         (lambda s: s.service(0), lambda s: s.service(1)),
+        (lambda s: s.is_refused(MOST_REFUSED + 1),),
+        (ENDING, lambda s: s.is_refused(MOST_REFUSED)),
     ],
-    ids=["peace", "written", "ended", "suspended", "newer", "silent", "counted", "turned"],
+    ids=[
+        "peace",
+        "written",
+        "ended",
+        "suspended",
+        "newer",
+        "silent",
+        "counted",
+        "both counted",
+        "withdrawn",
+        "turned",
+        "refused",
+        "namespace",
+    ],
 )
 def test_what_is_allowed(changes: tuple[Change, ...]) -> None:
     assert judged(*changes) == []
@@ -115,7 +151,7 @@ def test_what_is_allowed(changes: tuple[Change, ...]) -> None:
         ((lambda s: s.run(0, "again"),), "two processes"),
         ((lambda s: s.world.server.remove(SERVER), lambda s: s.pod(SERVER[2])), "made a second time"),
         (
-            (lambda s: s.status(restarts={"failures": 2}), lambda s: s.status(restarts={"failures": 1})),
+            (CRASHED, lambda s: s.counts(failures=2), lambda s: s.counts(failures=1)),
             "a counter goes from (2, 0, 0) to (1, 0, 0)",
         ),
         (
@@ -123,34 +159,36 @@ def test_what_is_allowed(changes: tuple[Change, ...]) -> None:
             "goes from 1 back to 0",
         ),
         ((lambda s: s.status(phase="Starting", workers={"desired": 1}),), "the phase goes from Running"),
+        ((CRASHED, lambda s: s.counts(failures=3)), "3 failures and 0 disruptions of digits"),
+        ((lambda s: s.loses(2), lambda s: s.counts(failures=1)), "of 0 and 2 that were struck"),
+        ((CRASHED, lambda s: s.loses(1), lambda s: s.counts(1, 3)), "1 failures and 3 disruptions of digits"),
+        ((TWO_JOBS, lambda s: s.loses(1, OTHER), lambda s: s.counts(disruptions=1)), "of 0 and 0 that were"),
+        ((ENDING, lambda s: s.is_refused(MOST_REFUSED + 1)), "were refused in team, which ends"),
+        (
+            (TWO_JOBS, lambda s: s.suspend(OTHER), Scene.sends),
+            "healthy server digits-ps-0-0 deleted",
+        ),
     ],
-    ids=["no lease", "healthy", "all silent", "two processes", "name again", "counter", "service", "phase"],
+    ids=[
+        "no lease",
+        "healthy",
+        "all silent",
+        "two processes",
+        "name again",
+        "counter",
+        "service",
+        "phase",
+        "failures",
+        "no failure",
+        "disruptions",
+        "another job's",
+        "hot loop",
+        "another is suspended",
+    ],
 )
 def test_what_is_broken(changes: tuple[Change, ...], words: str) -> None:
     (broken,) = judged(*changes)
     assert words in broken
-
-
-@pytest.mark.parametrize(
-    ("failures", "disruptions", "agree"),
-    [(1, 2, True), (0, 1, True), (2, 0, False), (1, 3, False)],
-)
-def test_counters_are_compared_with_what_was_done(failures: int, disruptions: int, agree: bool) -> None:
-    """To three workers, of whom one failed, and one more of another job."""
-
-    async def story() -> None:
-        chaos = Chaos(0)
-        restarts = SimpleNamespace(failures=failures, disruptions=disruptions)
-        job = SimpleNamespace(metadata=SimpleNamespace(uid="job"), status=SimpleNamespace(restarts=restarts))
-        chaos.world.job = lambda *_: job  # type: ignore[method-assign,assignment]
-        chaos.struck, chaos.crashed = {"job": {"a", "b"}, "another": {"c"}}, {"job": {"d"}}
-        chaos._compare()
-
-    if agree:
-        play(story)
-        return
-    with pytest.raises(AssertionError, match="after 2 and 1 failures"):
-        play(story)
 
 
 WHOLE = {"phase": "Running", "objects": 2, "pods": 4, "workers": 3, "observed": True, "lacks": []}

@@ -231,6 +231,8 @@ class Trainers:
         key = process.index, process.incarnation
         worker = run.workers.get(key)
         if worker is None:
+            if process.ends_at is not None:  # told to stop before it holds leases, it does so at once
+                return
             device = process.machine.labels.get("accelerator", "CPU")
             worker = run.workers[key] = Worker(process, now(), now(), device=device)
             for (index, incarnation), other in run.workers.items():
