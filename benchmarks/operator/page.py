@@ -27,7 +27,8 @@ def text(rows: Sequence[Measurement]) -> str:
         "up to 2 s for the replacement to run, so that it tells of both; if that takes longer, it is told with the "
         "next telemetry, unless the phase changes. Pods that failed are kept for their logs, the last ten of a job: "
         "beyond these each costs a fourth write, the DELETE of the oldest. So does a pod that its node ended as it "
-        "shut down, which would else be shown as failed. Losses that follow each other share statuses and events.",
+        "shut down, which would else be shown as failed: where such pods are left, as on GKE, the Node object stays, "
+        "so that Kubernetes collects none of them. Losses that follow each other share statuses and events.",
     ]
     if total := sum(spent.values()):
         ours = spent.get("the operator", 0.0)
