@@ -30,7 +30,7 @@ START_SECONDS = 10.0
 
 
 class _Point(NamedTuple):
-    """A push."""
+    """A push, or the last of several since the report before."""
 
     at: float
     """On a clock that stands while the worker does not train."""
@@ -102,7 +102,8 @@ class Paces:
 def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | None:
     """The rate over the last 10 to 90 s, or ten steps; adds the last push. The first one only marks the begin.
 
-    `now`: of the report, on the clock of the points. What is waited for longer than a step takes counts as well.
+    `now`: of the report, on the clock of the points. What is waited for longer than from push to push counts as well: a
+    push may bring several steps.
     """
     # No rate and no time is negative, whatever a pod says. After a restart of the coordinator its time beside steps may
     # be 0 until its first heartbeat: the clock of the points runs back by all of it.
@@ -122,5 +123,5 @@ def _rate(points: list[_Point], worker: WorkerReport, now: float) -> _Rate | Non
     if not steady or last.steps - steady[0].steps < LEAST_STEPS or last.at - steady[0].at < LEAST_SECONDS:
         return None
     steps, seconds = last.steps - steady[0].steps, last.at - steady[0].at
-    seconds += max(0.0, now - last.at - seconds / steps)
+    seconds += max(0.0, now - last.at - seconds / (len(steady) - 1))
     return _Rate((last.samples - steady[0].samples) / seconds, seconds, min(seconds, STEP_SECONDS * steps))

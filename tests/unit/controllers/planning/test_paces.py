@@ -139,6 +139,21 @@ def test_the_speed_is_from_push_to_push_however_long_a_step_takes(step: float, t
     assert looks > 10
 
 
+@pytest.mark.parametrize(("step", "several"), [(0.5, 32), (1.0, 8), (2.0, 32), (4.0, 16)])
+def test_a_steady_worker_that_pushes_several_batches_at_once_is_not_slower_between_pushes(
+    step: float, several: int
+) -> None:
+    """What is longer than a batch was taken for a stall: of batches of 2 s, 32 a push, up to a third of the speed."""
+    paces, speeds = Paces(), []
+    for at in range(0, 3600, 5):
+        pushes, ago = divmod(at, step * several)
+        batches = int(pushes) * several
+        found = paces.observe(JOB, report(16 * batches, batch=16, ago=ago), float(at))
+        speeds += found.speeds.get("spot", [])
+    assert len(speeds) > 500
+    assert speeds == [pytest.approx(16 / step)] * len(speeds)
+
+
 def test_fewer_than_three_pushes_are_no_watch() -> None:
     paces = Paces()
     for number in range(1, 5):
