@@ -174,7 +174,7 @@ def asked(job: TrainingJob, now: datetime | None = None) -> dict[str, float]:
             vain[slot.pool] -= 1
         elif asks and slot.state in {"Planned", "Starting"}:
             since = (now - slot.created_at).total_seconds() if now and slot.created_at else 0.0
-            waits[slot.pool].append(since)
+            waits[slot.pool].append(max(since, 0.0))  # the API server's clock may be ahead
     left = {pool: sorted(found, reverse=True)[max(0, vain[pool]) :] for pool, found in waits.items()}
     return {pool: found[0] for pool, found in left.items() if found}
 

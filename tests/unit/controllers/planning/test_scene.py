@@ -171,6 +171,8 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     made = (NOW - timedelta(seconds=each) for each in (40, 90))
     dated = [{**slot, "createdAt": at.isoformat()} for slot, at in zip(slots, made, strict=True)]
     assert asked(training_job(status={"slots": dated}), NOW) == {"spot": 90.0}
+    behind = NOW - timedelta(seconds=43)  # up to `arrival.TOLERATED` seconds a clock may be ahead of another
+    assert asked(training_job(status={"slots": dated[:1]}), behind) == {"spot": 0.0}
 
 
 async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> None:
