@@ -87,7 +87,7 @@ class PredictionStatus(Status):
     """The expected speed of its workers over the measured one, less 1, a decimal: 1 where they are half as fast."""
     watched_seconds: int | None = None
     """For how long the workers were watched for that, of the last 90 s, each step for 0.5 s at most. It holds until
-    workers are watched again."""
+    workers are watched again, or the job is suspended."""
     basis: str = ""
     """What the expectation is based on."""
     course: tuple[CoursePoint, ...] | None = Field(default=None, max_length=64)

@@ -306,6 +306,21 @@ def test_advice_changes_nothing_but_is_told() -> None:
     assert world.reconcile().events == ()
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_pace_of_the_workers_is_forgotten_while_the_job_is_suspended(planned: bool) -> None:
+    """A week later it was that of its workers still: 30 of them for 9, before one had begun."""
+    world = auto()
+    world.propose({"a": 2}, samples_per_second=100.0, relative_error=3.0, watched_seconds=90.0)
+    world.settle()
+    assert world.status["prediction"]["watchedSeconds"] == 90
+    world.manifest["spec"]["suspend"] = True
+    if not planned:  # nobody plans it, but a plan from before is still there
+        world.proposal = None
+    world.settle()
+    assert not world.pods
+    assert world.status["prediction"] == {"samplesPerSecond": "100", "basis": ""}
+
+
 def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
     world = auto(minReplicas=1)
     world.propose({}, reason="no pool has a price")

@@ -171,7 +171,14 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
 
 
 def prediction(facts: Facts) -> PredictionStatus | None:
-    """What the planner expects of the job."""
+    """What the planner expects of the job. What its workers did before it was suspended may be of another week."""
+    said = _expected(facts)
+    if said is None or not facts.suspended:
+        return said
+    return said.model_copy(update={"relative_error": None, "watched_seconds": None})
+
+
+def _expected(facts: Facts) -> PredictionStatus | None:
     before, proposal = facts.job.status.prediction, facts.seen.proposal
     if proposal is None:
         return before
