@@ -131,7 +131,8 @@ class CapacityPoolSpec(Strict):
     interruptions_per_hour: Rate = 0
     """Interruptions per node and hour, used until they have been measured: `0.05`."""
     batch_size: Positive | None = None
-    """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
+    """Samples in one step of a worker on this pool, whatever its job's batchSize and batchSizes are. A push of the
+    job's batchSize has weight 1 here as well. Unset: as the job says."""
     scaling: Scaling = Scaling()
     """How the pool is scaled to the recommended size."""
 

@@ -346,7 +346,7 @@ class TrainingSpec(Strict):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["accelerator"]},
     )
     """Batch sizes of particular accelerators: a worker uses the first entry that matches its accelerator when it
-    starts. Without a match: batchSize."""
+    starts. Without a match: batchSize. That of its CapacityPool takes precedence over both."""
     stop_after: StopAfter
     """When training ends."""
     initial_from: InitialFrom | None = None

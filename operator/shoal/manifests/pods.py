@@ -27,7 +27,7 @@ from shoal.manifests.placement import (
     with_installed,
 )
 from shoal.manifests.platforms import GENERIC, Platform
-from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
+from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate, OfPool
 from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
 
 USER = 65532
@@ -79,7 +79,7 @@ class PodFactory:
 
     def __init__(self, job: TrainingJob, images: Images, platform: Platform = GENERIC) -> None:
         self._job, self._images, self._platform = job, images, platform
-        self._configs: dict[tuple[str, float], ConfigTemplate] = {}
+        self._configs: dict[tuple[str, OfPool], ConfigTemplate] = {}
         self._merged: dict[tuple[object, ...], tuple[Where, Manifest]] = {}
         self._templates: dict[str, Manifest] = {}
 
@@ -98,11 +98,14 @@ class PodFactory:
         where = where or default_where(job, place)
         merged = self._template(place, where)
         metadata, spec = merged["metadata"], merged["spec"]
-        cores = where.pool.spec.core_count if where.pool else 0.0
-        key = place.role, cores
+        of_pool = OfPool()
+        if where.pool is not None:
+            pool = where.pool.spec
+            of_pool = OfPool(pool.core_count, pool.batch_size if place.role == "worker" else None)
+        key = place.role, of_pool
         if key not in self._configs:
             grace = spec["terminationGracePeriodSeconds"]
-            self._configs[key] = ConfigTemplate(job, place.role, grace, cores)
+            self._configs[key] = ConfigTemplate(job, place.role, grace, of_pool)
         config = self._configs[key].of(place)
         containers = [
             {**each, "env": _environment(each, config)} if each["name"] == place.role else each

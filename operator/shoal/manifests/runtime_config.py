@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shoal.api.labels import Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
@@ -27,10 +29,19 @@ def storage_uri(job: TrainingJob) -> str:
     return job.spec.storage.uri or f"file://{STORAGE_DIR}"
 
 
-def runtime_config(job: TrainingJob, place: Place, grace: float, cores: float = 0.0) -> RuntimeConfig:
+class OfPool(NamedTuple):
+    """What a pod is told because of its pool."""
+
+    cores: float = 0.0
+    """Of a node; 0: the pool does not say."""
+    batch_size: int | None = None
+    """Of a worker, whatever the job says; None: as that says."""
+
+
+def runtime_config(job: TrainingJob, place: Place, grace: float, pool: OfPool) -> RuntimeConfig:
     """The configuration of one pod. The kubelet fills in the pod's address and node (`$(NAME)`).
 
-    `grace`: the pod's `terminationGracePeriodSeconds`; `cores`: of a node of its pool, if that says so.
+    `grace`: the pod's `terminationGracePeriodSeconds`.
     """
     training, servers = job.spec.training, job.spec.parameter_servers
     stop, begin = training.stop_after, training.initial_from
@@ -51,11 +62,12 @@ def runtime_config(job: TrainingJob, place: Place, grace: float, cores: float = 
         entrypoint=training.entrypoint,
         args=training.args.read(),
         code_digest=(training.code.digest if training.code else None) or "",
-        batch_size=training.batch_size,
+        batch_size=pool.batch_size or training.batch_size,
         batch_sizes=tuple(
             AcceleratorBatch(accelerator=each.accelerator, batch_size=each.batch_size)
-            for each in training.batch_sizes
+            for each in (training.batch_sizes if pool.batch_size is None else ())
         ),
+        reference_batch_size=None if pool.batch_size is None else training.batch_size,
         stop_after=StopAfter(
             epochs=stop.epochs,
             steps=stop.steps,
@@ -71,7 +83,7 @@ def runtime_config(job: TrainingJob, place: Place, grace: float, cores: float = 
         data_tls=training.data_tls,
         node_name=f"$({NODE_NAME_ENV})",
         grace_seconds=grace,
-        cores=cores,
+        cores=pool.cores,
     )
 
 
@@ -81,16 +93,16 @@ _INDEX, _INCARNATION = 2_147_480_011, 2_147_480_033  # larger than any, and foun
 class ConfigTemplate:
     """The configurations of one role and pool as text: they differ in index and incarnation only."""
 
-    def __init__(self, job: TrainingJob, role: RoleName, grace: float, cores: float = 0.0) -> None:
-        self._job, self._role, self._grace, self._cores = job, role, grace, cores
-        text = as_environment(runtime_config(job, Place(role, _INDEX, _INCARNATION), grace, cores))
+    def __init__(self, job: TrainingJob, role: RoleName, grace: float, pool: OfPool) -> None:
+        self._job, self._grace, self._pool = job, grace, pool
+        text = as_environment(runtime_config(job, Place(role, _INDEX, _INCARNATION), grace, pool))
         unique = text.count(str(_INDEX)) == text.count(str(_INCARNATION)) == 1
         self._text = text if unique else None
 
     def of(self, place: Place) -> str:
         """The configuration of one pod."""
         if self._text is None:  # an argument of the user looks like a placeholder
-            return as_environment(runtime_config(self._job, place, self._grace, self._cores))
+            return as_environment(runtime_config(self._job, place, self._grace, self._pool))
         text = self._text.replace(str(_INDEX), str(place.index))
         return text.replace(str(_INCARNATION), str(place.incarnation))
 

@@ -15,7 +15,10 @@ from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.placement import Where
-from shoal.manifests.pods import GRACE_SECONDS, worker_requests
+from shoal.manifests.pods import GRACE_SECONDS, PodFactory, worker_requests
+from shoal.sizing.fleet.jobs import fleet_job
+from shoal.sizing.fleet.problems import batch_of
+from shoal.sizing.fleet.resources import fleet_pool
 from shoal_trainer.contract import (
     ACCELERATORS_ENV,
     CODE_DIR,
@@ -25,6 +28,7 @@ from shoal_trainer.contract import (
     Shard,
     StopAfter,
 )
+from shoal_trainer.worker.hardware import fitted
 from tests.unit.policy import build
 
 
@@ -421,3 +425,26 @@ def test_a_worker_is_told_the_cores_of_its_pools_nodes() -> None:
 
     assert [told(cores) for cores in ("0.15", 4, None)] == [0.15, 4.0, 0.0]
     assert config(worker(), "worker").cores == 0.0
+
+
+@pytest.mark.parametrize(("batch", "steps", "reference"), [(None, 64, 128), (256, 256, 128)])
+def test_a_worker_has_the_batch_of_its_pool_as_planned_and_weighs_its_pushes_by_that_of_its_job(
+    batch: int | None, steps: int, reference: int
+) -> None:
+    """The planner went by what no worker was told: 16 of them for 10."""
+    spec = {"accelerator": {"name": "T4"}, "limits": {"nodes": 4}, "price": {"perHour": 1}}
+    pool = CapacityPool.model_validate({"metadata": {"name": "big"}, "spec": spec | {"batchSize": batch}})
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}, "batchSize": 128}
+    a_job = build.job(training=training | {"batchSizes": [{"accelerator": "T4", "batchSize": 64}]})
+    pods = PodFactory(a_job, build.IMAGES)
+
+    def told(place: Place, pool: CapacityPool | None) -> RuntimeConfig:
+        return fitted(config(pods.pod(place, Where("Any", pool)), place.role), "Tesla T4")
+
+    for number in range(2):
+        found = told(Place("worker", number, 0), pool)
+        assert (found.batch_size, found.reference_batch_size) == (steps, reference)
+    assert batch_of(fleet_job(a_job, None, build.NOW), fleet_pool(pool)) == steps
+    assert told(Place("worker", 2, 0), None).batch_size == 64, "beside a pool, as the job says"
+    server = config(pods.pod(Place("ps", 0, 0), Where("Any", pool)), "ps")
+    assert (server.batch_size, server.reference_batch_size) == (128, None)
