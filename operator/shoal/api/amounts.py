@@ -9,6 +9,8 @@ from typing import Any
 
 Amounts = tuple[tuple[str, float], ...]
 """By the name of the resource, in order: equal ones are shared."""
+NVIDIA = "nvidia.com/"
+"""Of every resource of NVIDIA's device plugin, such as a part of a GPU (`nvidia.com/mig-1g.5gb`)."""
 
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "": 1.0}
 _UNITS |= {each: 1e3 ** (power + 2) for power, each in enumerate("MGTPE")}

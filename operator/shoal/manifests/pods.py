@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.api.amounts import Amounts, requested_by
+from shoal.api.amounts import NVIDIA, Amounts, requested_by
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.labels import AVOIDS_UNTIL, ON_DEMAND, Place, RoleName
 from shoal.api.training_job import TrainingJob
@@ -40,8 +40,6 @@ RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GPU = "nvidia.com/gpu"
-NVIDIA = "nvidia.com/"
-"""Of every resource of NVIDIA's device plugin, such as a part of a GPU (`nvidia.com/mig-1g.5gb`)."""
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}

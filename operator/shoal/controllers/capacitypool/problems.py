@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from shoal.api.amounts import NVIDIA
 from shoal.api.base import Reason
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import LACKS_ACCELERATOR
@@ -13,7 +14,7 @@ from shoal.api.kube import Node, Pod
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import sums_of
 from shoal.controllers.capacitypool.needed import labels_of_all
-from shoal.manifests.pods import GPU, NVIDIA
+from shoal.manifests.pods import GPU
 from shoal.policy.facts.waits import Wait
 from shoal.sizing.accelerators import catalogue
 

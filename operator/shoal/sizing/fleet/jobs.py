@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 
-from shoal.api.amounts import quantity
+from shoal.api.amounts import NVIDIA, quantity
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.planning_status import PlanStatus
 from shoal.api.speed_profile import SpeedProfile
@@ -66,6 +66,7 @@ def fleet_job(
         else None,
         bytes_per_sample=prior.bytes_per_sample if prior else None,
         cpu_limit=_cpu_limit(job),
+        gpu_limit=_gpu_limit(job),
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
@@ -205,6 +206,13 @@ def _cpu_limit(job: TrainingJob) -> float:
     """The CPU cores that the template allows a worker; 0: all of its node."""
     limits = (job.spec.workers.container("worker").get("resources") or {}).get("limits") or {}
     return quantity(limits.get("cpu", 0))
+
+
+def _gpu_limit(job: TrainingJob) -> int:
+    """The GPUs, or parts of one, that the template asks for; 0: it names none, and a worker has all of its node."""
+    resources = job.spec.workers.container("worker").get("resources") or {}
+    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return int(sum(quantity(number) for name, number in asked.items() if name.startswith(NVIDIA)))
 
 
 def _plan(job: TrainingJob) -> PlanStatus:

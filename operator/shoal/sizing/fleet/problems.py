@@ -25,7 +25,16 @@ from shoal.sizing.speed.measurements import Basis, Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.speed.servers import PsModel
 
-__all__ = ["JobProblem", "batch_of", "cores_of", "device_of", "job_problem", "servers_of", "unusable"]
+__all__ = [
+    "JobProblem",
+    "batch_of",
+    "cores_of",
+    "device_of",
+    "devices_of",
+    "job_problem",
+    "servers_of",
+    "unusable",
+]
 
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
@@ -315,7 +324,7 @@ def _too_small(pool: FleetPool, job: FleetJob, model: Model) -> str | None:
     if job.bytes_per_sample is None or pool.accelerator is None:
         return None
     batch, sheet = batch_of(job, pool), catalogue().find(pool.accelerator)
-    needed = BYTES_PER_PARAMETER * model.parameters + job.bytes_per_sample * batch / pool.devices
+    needed = BYTES_PER_PARAMETER * model.parameters + job.bytes_per_sample * batch / devices_of(job, pool)
     if needed <= USABLE_MEMORY * sheet.memory_gb * 1e9:
         return None
     return (
@@ -358,6 +367,11 @@ def cores_of(job: FleetJob, pool: FleetPool) -> float:
     return min((cores for cores in (pool.cores, job.cpu_limit) if cores > 0), default=0.0)
 
 
+def devices_of(job: FleetJob, pool: FleetPool) -> int:
+    """Accelerators of a worker of this pool: all of its node, or as many as its template asks for."""
+    return min(pool.devices, job.gpu_limit or pool.devices)
+
+
 def batch_of(job: FleetJob, pool: FleetPool) -> int:
     """Samples in a step of a worker of this pool, as the trainer chooses them: by words in the device's name."""
     if pool.batch_size is not None:
@@ -371,9 +385,8 @@ def batch_of(job: FleetJob, pool: FleetPool) -> int:
 
 
 def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, Basis]) -> Pool:
-    batch = batch_of(job, pool)
-    cores = cores_of(job, pool)
-    speed = speeds.worker(model, device_of(pool), pool.devices, cores, batch)
+    batch, devices, cores = batch_of(job, pool), devices_of(job, pool), cores_of(job, pool)
+    speed = speeds.worker(model, device_of(pool), devices, cores, batch)
     basis[pool.name] = speed.basis
     rate = (pool.interruptions_per_hour * priors.NODE_HOURS + pool.interruptions_seen) / (
         priors.NODE_HOURS + pool.node_hours
@@ -391,7 +404,7 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
         step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
-        accelerator=f"{device_of(pool)} x {pool.devices if pool.accelerator else cores:g}",
+        accelerator=f"{device_of(pool)} x {devices if pool.accelerator else cores:g}",
         zone=pool.zone,
         transfer_per_gib=pool.transfer_per_gib,
         startup_seconds=startup_of(pool),

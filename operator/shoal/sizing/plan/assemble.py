@@ -18,7 +18,15 @@ from shoal.errors import UsageError
 from shoal.manifests.pods import Images, has_gpu_image
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
-from shoal.sizing.fleet.problems import JobProblem, batch_of, cores_of, device_of, job_problem, servers_of
+from shoal.sizing.fleet.problems import (
+    JobProblem,
+    batch_of,
+    cores_of,
+    device_of,
+    devices_of,
+    job_problem,
+    servers_of,
+)
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.fleet.work import course_of, ending_by_metric
@@ -192,12 +200,12 @@ class _Assembly:
     def _note_speed(self, pool: FleetPool) -> None:
         """A note where a step time is not measured."""
         batch, device = batch_of(self.planned, pool), device_of(pool)
-        cores = cores_of(self.planned, pool)
-        found = self.speeds.worker(self.model, device, pool.devices, cores, batch)
+        devices, cores = devices_of(self.planned, pool), cores_of(self.planned, pool)
+        found = self.speeds.worker(self.model, device, devices, cores, batch)
         if found.basis is Basis.MEASURED:
             return
         low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))
-        where = f"{device} x {pool.devices}" if pool.devices > 1 else device
+        where = f"{device} x {devices}" if devices > 1 else device
         note = (
             f"No step of {batch} samples was measured on {where}: its time of {found.seconds:.3g} s is predicted from "
             f"{found.basis} and may lie between {low:.3g} s and {high:.3g} s."

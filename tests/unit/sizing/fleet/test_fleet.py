@@ -34,7 +34,7 @@ from shoal.sizing.fleet import (
     plan_fleet,
 )
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
-from shoal.sizing.fleet.problems import cores_of, job_problem
+from shoal.sizing.fleet.problems import cores_of, devices_of, job_problem
 from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
@@ -474,6 +474,33 @@ def test_a_worker_whose_cpu_is_limited_is_no_faster_on_a_larger_node() -> None:
     assert [each.accelerator for each in one.problem.pools] == ["CPU x 2"]
     for half, expected in ((0.5, 0.5), (0.0, 4.0), (32.0, 4.0)):
         assert cores_of(replace(limited, cpu_limit=half), small) == expected
+
+
+def test_a_worker_whose_template_asks_for_one_gpu_is_no_faster_on_a_node_of_four() -> None:
+    """Measured with one, it was foreseen more than twice as fast with four, and such nodes were paid for ever."""
+    one = FleetPool("one", "T4", limit=16, price_per_hour=0.6, startup_seconds=150)
+    four = FleetPool("four", "V100", devices=4, limit=4, price_per_hour=2.4, startup_seconds=150)
+    rows = (
+        Row("T4", batch_size=128, workers=4, compute=LogMean.of(0.2, 0.01, 5000)),
+        Row("V100", batch_size=128, workers=1, compute=LogMean.of(0.083, 0.004, 5000)),
+    )
+    profile = Profile(MODEL, rows, {1: ServerLoad(0.6, 6000)})
+    limited = job(
+        pools=("one", "four"), samples_left=4.1e7, deadline_seconds=8 * 3600.0, gpu_limit=1,
+        running={"one": 3, "four": 1}, planned={"one": 3, "four": 1},
+    )  # fmt: skip
+    found = plan_fleet([one, four], [profile], [limited]).jobs["a"]
+    assert found.counts["four"] == 0
+    assert plan_fleet([one, four], [profile], [replace(limited, gpu_limit=0)]).jobs["a"].counts["four"] > 0
+    problem = job_problem(limited, [one, four], {"one": 16, "four": 4}, fitted([profile])[0])
+    assert problem.basis == {"one": Basis.MEASURED, "four": Basis.MEASURED}
+    assert [each.accelerator for each in problem.problem.pools] == ["T4 x 1", "V100 x 1"]
+    for asked, expected in ((0, 4), (1, 1), (2, 2), (8, 4)):
+        assert devices_of(replace(limited, gpu_limit=asked), four) == expected
+    large = replace(limited, bytes_per_sample=4e8)  # 51 GB a step: on four GPUs of 16 GB it fits
+    assert "four is left out" in plan_fleet([one, four], [profile], [large]).jobs["a"].reason
+    all_four = plan_fleet([one, four], [profile], [replace(large, gpu_limit=0)]).jobs["a"]
+    assert (+Counter(all_four.counts)).keys() == {"four"}
 
 
 @pytest.mark.parametrize("on_demand", [0.0, 0.1, 2.0])

@@ -81,6 +81,22 @@ def test_a_worker_has_the_cores_that_its_template_allows() -> None:
         assert limit(sidecar, {"name": "worker", "resources": {"limits": {"cpu": cpu}}}) == cores
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({}, 0),
+        ({"limits": {"nvidia.com/gpu": 1}}, 1),
+        ({"limits": {"nvidia.com/gpu": "2", "cpu": 4}, "requests": {"nvidia.com/gpu": "2"}}, 2),
+        ({"requests": {"nvidia.com/mig-1g.5gb": 1}}, 1),
+        ({"limits": {"nvidia.com/gpu": "many"}}, 0),
+    ],
+)
+def test_a_worker_has_the_gpus_that_its_template_asks_for(resources: dict[str, Any], gpus: int) -> None:
+    containers = [{"name": "logs"}, {"name": "worker", "resources": resources}]
+    workers = {"replicas": 2, "template": {"spec": {"containers": containers}}}
+    assert fleet_job(training_job(workers=workers), None, NOW).gpu_limit == gpus
+
+
 OF_50_000 = SpeedProfile.model_validate(
     {
         "metadata": {"name": "p"},
