@@ -74,9 +74,25 @@ class LogMean:
     @property
     def seconds(self) -> float:
         """The mean time in s: what many of them take together. Without it, that of a lognormal distribution."""
-        if self.mean is not None:
-            return self.mean
+        return self._lognormal if self.mean is None else self.mean
+
+    @property
+    def _lognormal(self) -> float:
         return math.exp(self.mean_log + min(self.variance_log, 4.0) / 2)
+
+    def doubt(self, weight: float = 1.0) -> float:
+        """The variance of ln(seconds), where what was measured has this weight.
+
+        A mean beyond that of a lognormal distribution is of few long steps. How many, mean and variance say together; a
+        single stall tells nearly nothing of how often one comes.
+        """
+        count = max(self.count * weight, 1e-3)
+        long = 1 - self._lognormal / self.seconds
+        if long < 0.01:
+            return self.variance_log / count
+        longer = max(math.log(self.seconds * long * self.count) - self.mean_log, 1.0)
+        stalls = min(self.variance_log / longer**2, 1.0) * count
+        return self.variance_log / count + long**2 / stalls
 
 
 class Kind(NamedTuple):
@@ -180,7 +196,9 @@ class Row:
         """
         if self.compute is not None and self.device == CPU and self.pull and self.push:
             whole = sum(part.seconds for part in (self.compute, self.pull, self.push))
-            return replace(self.compute, mean=min(whole, self.step.seconds) if self.step else whole)
+            whole = min(whole, self.step.seconds) if self.step else whole
+            more = math.log(whole / self.compute.seconds)
+            return replace(self.compute, mean_log=self.compute.mean_log + more, mean=whole)
         if self.compute is not None:
             return self.compute
         return self.step if self.workers == 1 else None

@@ -181,7 +181,7 @@ def fitted(
 
 def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     """A row as an observation: what is old weighs less."""
-    variance = alone.variance_log / max(alone.count * priors.weight(row.age_seconds), 1e-3)
+    variance = alone.doubt(priors.weight(row.age_seconds))
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
     return Observation(one, math.log(alone.seconds), variance + drift)

@@ -276,12 +276,39 @@ def test_what_of_the_exchange_is_beside_the_compute_does_not_count_twice(step: f
     assert model(row).worker(MODEL, "CPU", 1, 0.2, 32).seconds == pytest.approx(learned, rel=0.03)
 
 
-def test_steps_that_wait_for_their_share_of_a_core_count_with_their_whole_time() -> None:
-    """Five steps of 8 ms and one of 100 ms, as a quota makes them, take 23 ms on average, their geometric mean: 12."""
-    steps = [0.008] * 500 + [0.1] * 100
+def _measured(steps: Sequence[float]) -> LogMean:
     logs = [math.log(each) for each in steps]
     mean = sum(logs) / len(logs)
-    found = LogMean(mean, sum((x - mean) ** 2 for x in logs) / len(logs), len(logs), sum(steps) / len(steps))
+    return LogMean(mean, sum((x - mean) ** 2 for x in logs) / len(logs), len(logs), sum(steps) / len(steps))
+
+
+@pytest.mark.parametrize("stall", [100.0, 1000.0])
+def test_a_single_stall_tells_little_of_a_speed(stall: float) -> None:
+    """One of 1,000 s in 1,000 steps of 0.1 s made steps of 1.1 s of them, give or take 3 %."""
+    found = _measured([0.1] * 1000 + [stall])
+    assert 0.2 < found.doubt() < 1.3
+    assert found.doubt(0.1) > found.doubt(), "of what is old the less"
+    row = Row("P100", batch_size=128, compute=found)
+    speed = model(row, alone("T4", 0.2)).worker(MODEL, "P100", 1, 0, 128)
+    assert abs(math.log(speed.seconds / 0.1)) < 2 * speed.sigma
+
+
+@pytest.mark.parametrize("every", [6, 20, 100])
+def test_stalls_that_come_again_and_again_are_known(every: int) -> None:
+    found = _measured(([0.008] * (every - 1) + [0.2]) * 500)
+    assert found.doubt() < priors.CAMPAIGN**2 * 4
+
+
+def test_exchange_on_the_same_cores_is_no_stall() -> None:
+    compute, exchange = LogMean.of(0.1, 0.01, 2000), LogMean.of(0.05, count=2000)
+    row = Row("CPU", cores=1, batch_size=32, compute=compute, pull=exchange, push=exchange)
+    assert row.alone is not None
+    assert (row.alone.seconds, row.alone.doubt()) == (pytest.approx(0.2), pytest.approx(compute.doubt()))
+
+
+def test_steps_that_wait_for_their_share_of_a_core_count_with_their_whole_time() -> None:
+    """Five steps of 8 ms and one of 100 ms, as a quota makes them, take 23 ms on average, their geometric mean: 12."""
+    found = _measured([0.008] * 500 + [0.1] * 100)
     exchange = LogMean.of(1e-6, count=600)
     row = Row("CPU", cores=0.2, batch_size=32, workers=2, compute=found, pull=exchange, push=exchange)
     assert model(row).worker(MODEL, "CPU", 1, 0.2, 32).seconds == pytest.approx(0.0233, rel=0.05)
