@@ -308,6 +308,7 @@ def test_the_largest_job_is_scraped_and_a_hostile_one_is_not(tools: Path) -> Non
     worker = WorkerReport(
         slot=0, incarnation=0, state=WorkerState.ACTIVE,
         step_seconds=0.1, compute_seconds=0.1, pull_seconds=0.1, push_seconds=0.1, input_seconds=0.1,
+        wait_seconds=0.1,
     )  # fmt: skip
     measured = LogSums(count=1, seconds=1.0)
     configuration = SpeedSums(

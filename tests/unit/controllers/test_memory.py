@@ -79,7 +79,9 @@ def a_report(number: int) -> str:
             steps=1000 * number + slot,
             samples=128_000 * number + slot,
             first_push_at=1.7e9 + slot,
-            **{f"{part}_seconds": 0.1 + slot for part in ("step", "compute", "pull", "push", "input")},
+            **{
+                f"{part}_seconds": 0.1 + slot for part in ("step", "compute", "pull", "push", "input", "wait")
+            },
             staleness=1.5 + slot,
             batch_size=128,
             device="T4",

@@ -380,6 +380,7 @@ async def test_a_report_of_the_largest_job_is_read(tmp_path: Path, coordinator: 
                 pull_seconds=1 / 3,
                 push_seconds=1 / 3,
                 input_seconds=1 / 3,
+                wait_seconds=1 / 3,
                 device_name="d" * 63,
                 node="n" * 253,
                 message="m" * 5000,

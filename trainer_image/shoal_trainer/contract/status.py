@@ -61,6 +61,9 @@ class WorkerReport:
     pull_seconds: Figure = None
     push_seconds: Figure = None
     input_seconds: Figure = None
+    wait_seconds: Figure = None
+    """Of a step, how long slower workers held its push up (`staleness.max`), in none of its other parts. A coordinator
+    of an earlier version does not tell, and has it in `pull_seconds` or `push_seconds`."""
     staleness: Figure = None
     batch_size: Count = 0
     device: Name = ""

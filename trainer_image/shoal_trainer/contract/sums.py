@@ -88,9 +88,9 @@ class SpeedSums(Message):
     compute: MeasuredSums = LogSums()
     """Computing a step and waiting for its input."""
     pull: MeasuredSums = LogSums()
-    """Waiting for the servers' answer and reading it."""
+    """Waiting for the servers' answer and reading it, but not for slower workers."""
     push: MeasuredSums = LogSums()
-    """Sending the update."""
+    """Sending the update, but not waiting for slower workers."""
     step: MeasuredSums = LogSums()
     """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 

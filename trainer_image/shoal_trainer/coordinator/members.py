@@ -191,6 +191,7 @@ class Member:
             pull_seconds=t.pull if t else None,
             push_seconds=t.push if t else None,
             input_seconds=t.input if t else None,
+            wait_seconds=t.wait if t else None,
             staleness=self.staleness,
             batch_size=self.batch_size,
             device=self.device,

@@ -98,7 +98,7 @@ class StatusCollector(Collector):
         parts = GaugeMetricFamily("shoal_step_seconds", "Smoothed seconds per step.", labels=["slot", "part"])
         for worker in status.workers:
             if worker.state is WorkerState.ACTIVE:
-                for part in ("step", "compute", "pull", "push", "input"):
+                for part in ("step", "compute", "pull", "push", "input", "wait"):
                     if (seconds := getattr(worker, f"{part}_seconds")) is not None:
                         parts.add_metric([str(worker.slot), part], seconds)
         yield parts

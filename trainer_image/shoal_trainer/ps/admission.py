@@ -17,6 +17,8 @@ class Permits:
         self._waiting: dict[int, int] = {}
         self._admitted: set[int] = set()
         """The workers whose pushes are admitted and not applied yet: each will make another version."""
+        self._here: set[int] = set()
+        """The workers with a push that has arrived and is not answered yet: they wait for a server."""
         self._oldest: int | None = None
         """The minimum of both, so that a waiting push does not compute it again; None after a change."""
 
@@ -52,6 +54,7 @@ class Permits:
         """
         dropped = self._drop_before(slot, base)
         self._waiting[slot] = base
+        self._here.add(slot)
         return dropped
 
     def waits(self, slot: int) -> bool:
@@ -65,25 +68,38 @@ class Permits:
         self._oldest = None
 
     def ended(self, slot: int) -> None:
-        """The admitted push is applied, or will not be: its connection broke."""
+        """The admitted push is answered, or will not be: its connection broke."""
         self._admitted.discard(slot)
+        self._here.discard(slot)
+
+    @property
+    def computed(self) -> bool:
+        """Whether an oldest gradient in flight is still computed: who waits for it waits for its worker."""
+        oldest = self._find_oldest()
+        pulled = self._pulled.items()
+        return any(versions and versions[0] == oldest for slot, versions in pulled if slot not in self._here)
 
     def admits(self, base: int, version: int, bound: int) -> bool:
         """Whether the push may be applied to `version` without making another gradient staler than `bound`.
 
         `base`: of a push that has arrived. All pushes that are admitted may be applied before it.
         """
-        if self._oldest is None:
-            pulled = (versions[0] for versions in self._pulled.values() if versions)
-            self._oldest = min(chain(pulled, self._waiting.values()), default=version)
-        return base <= self._oldest or version + len(self._admitted) + 1 - self._oldest <= bound
+        oldest = self._find_oldest()
+        return oldest is None or base <= oldest or version + len(self._admitted) + 1 - oldest <= bound
 
     def clear(self) -> None:
         """Forget all versions: a rollback restarts them at an older one."""
         self._pulled.clear()
         self._waiting.clear()
         self._admitted.clear()
+        self._here.clear()
         self._oldest = None
+
+    def _find_oldest(self) -> int | None:
+        if self._oldest is None:
+            pulled = (versions[0] for versions in self._pulled.values() if versions)
+            self._oldest = min(chain(pulled, self._waiting.values()), default=None)
+        return self._oldest
 
     def _drop_before(self, slot: int, version: int) -> bool:
         versions, dropped = self._pulled.get(slot), False

@@ -205,12 +205,12 @@ class PSClient:
     def push_round(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
         """As `push_pull`, but the parameters are those after the other workers' pushes (`ps/rounds`).
 
-        The wait for these is `Pulled.wait_seconds`.
+        The wait for these is in `Pulled.wait_seconds`, too.
         """
         self._check(gradient)
         pushed = self._call(Op.PUSH, Op.OK, gradient, None, push)
         pulled = self.pull(out, ahead=push.ahead, known=push.base_versions)
-        sent, waited = pushed.push_seconds, pushed.pull_seconds
+        sent, waited = pushed.push_seconds, pushed.pull_seconds + pushed.wait_seconds
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
     def push(self, gradient: Vector, push: Push) -> Pulled:
@@ -317,13 +317,18 @@ class PSClient:
         except BaseException:
             self.close()
             raise
+        asked, waits = any(map(large, order)), [answer.waited for answer, _ in answers]
+        waited, rest = sum(waits) if asked else max(waits), self._clock() - begin - sending
+        # A worker that asks waits before it sends; else the connection takes what is sent, or most of it, meanwhile.
+        before = waited if asked else max(0.0, waited - rest)
         return Pulled(
             versions=tuple(answer.version for answer, _ in answers),
             answers=tuple(
                 decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers
             ),
-            push_seconds=sending,
-            pull_seconds=self._clock() - begin - sending,
+            push_seconds=max(0.0, sending - before),
+            pull_seconds=max(0.0, rest + before - waited),
+            wait_seconds=waited,
         )
 
     def _overlapped(

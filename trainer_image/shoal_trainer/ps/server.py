@@ -203,7 +203,7 @@ class DataServer:
                 f"{request.op.name} has {request.length} bytes, shard {shard.index} expects {expected}"
             )
         deadline = self._clock() + WAIT_SECONDS
-        self._wait(peer, request, deadline)
+        request = request._replace(waited=self._wait(peer, request, deadline))
         if shard.piece and (request.op is Op.PULL or request.op in PUSHES):
             made = self._exchange_stream(channel, peer, request, meta)
         else:
@@ -211,7 +211,7 @@ class DataServer:
         if made is not None:  # the memory of the message is given back: another one may need it for its push
             if not request.flags & ALONE:
                 shard.workers.wait_round(peer.slot, deadline - self._clock())
-            self._send(channel, Op.OK, version=made)
+            self._send(channel, Op.OK, version=made, waited=request.waited)
 
     def _exchange_whole(
         self, channel: Channel, peer: Peer, request: Header, meta: bytearray, nbytes: int, deadline: float
@@ -273,7 +273,9 @@ class DataServer:
         if request.op is Op.PULL:
             idle, known = bool(request.flags & IDLE), request.version if request.flags & FOLLOWS else -1
             return shard.pulling(*worker, boot=boot, idle=idle, ahead=request.ahead, known=known)
-        push = *worker, request.seq, request.version, decode_push(meta)
+        told = decode_push(meta)
+        timings = told.timings._replace(wait=request.waited / max(1, told.steps))
+        push = *worker, request.seq, request.version, told._replace(timings=timings)
         delta = request.op is Op.DELTA_PULL
         return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
 
@@ -302,7 +304,8 @@ class DataServer:
         if not answers:
             return stream.result.version
         answer = encode_answer(stream.result.meta)
-        head = self._header(Op.PARAMETERS, len(answer), codec=codec, version=stream.result.version)
+        fields = {"codec": codec, "version": stream.result.version, "waited": request.waited}
+        head = self._header(Op.PARAMETERS, len(answer), **fields)
         channel.send(header.encode(head) + answer)
         return None
 
@@ -324,14 +327,18 @@ class DataServer:
         if request.op is Op.OFFER:
             self._shard.check_wanted(request.slot)
 
-    def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
-        """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
+    def _wait(self, peer: Peer, request: Header, deadline: float) -> float:
+        """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`.
+
+        Returns for how many seconds slower workers held it up.
+        """
         shard = self._shard
         if request.op is Op.PULL or request.op in PUSHES:
             if not shard.wait_ready(deadline - self._clock()):
                 raise Unreachable(f"shard {shard.index} has no parameters yet")
             if request.op in PUSHES:
-                shard.workers.wait_admitted(peer.slot, request.version, deadline - self._clock())
+                return shard.workers.wait_admitted(peer.slot, request.version, deadline - self._clock())
+        return 0.0
 
     def _apply(
         self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan
@@ -349,14 +356,15 @@ class DataServer:
                 reply = shard.run(self._begin(peer, request, meta), values)
                 if op is Op.PUSH:
                     return reply.version
-                self._reply(channel, codec, reply, loan)
+                self._reply(channel, request, reply, loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
         return None
 
-    def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
+    def _reply(self, channel: Channel, request: Header, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
-        head = self._header(Op.PARAMETERS, len(meta), codec=codec, version=reply.version, length=loan.nbytes)
+        fields = {"codec": request.codec, "version": reply.version, "waited": request.waited}
+        head = self._header(Op.PARAMETERS, len(meta), length=loan.nbytes, **fields)
         first = [header.encode(head) + meta]
         for piece in loan.return_after_use():
             channel.send(*first, octets(piece))
@@ -364,7 +372,7 @@ class DataServer:
         if first:
             channel.send(*first)
 
-    def _send(self, channel: Channel, op: Op, meta: bytes = b"", **fields: int) -> None:
+    def _send(self, channel: Channel, op: Op, meta: bytes = b"", **fields: Any) -> None:
         channel.send(header.encode(self._header(op, len(meta), **fields)) + meta)
 
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:

@@ -38,6 +38,8 @@ class Workers:
         self._released = released
         self._clock = clock
         self._permits = Permits()
+        self._held_up, self._seen_at = 0.0, clock()
+        """For how long workers that computed have held up the others' pushes, as of when this was last looked at."""
         self.rounds = Rounds()
         self._reported_live: int | None = None
         self._newest: dict[int, int] = {}
@@ -114,15 +116,19 @@ class Workers:
 
     # --- bounded staleness ----------------------------------------------------------------------------------------
 
-    def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
+    def wait_admitted(self, slot: int, base: int, timeout: float) -> float:
         """Wait, at most `timeout` seconds, while this push would make another gradient too stale.
 
         `base`: the version on which the gradient was computed. Until the push is applied, or `push_ended` is called,
         it counts as applied: several pushes that are received at once must not together exceed the bound.
+
+        Returns the seconds of the wait in which a slower worker computed. The rest is a wait for the servers, or their
+        link: where these are full, pushes queue here.
         """
         if (bound := self._bound) is None:
-            return
+            return 0.0
         with self._changed:
+            before = self._look()
             deadline = self._clock() + timeout
             if self._permits.arrive(slot, base):
                 self._changed.notify_all()
@@ -131,10 +137,20 @@ class Workers:
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
                         self._permits.give_up(slot, self._version(), bound)
-                        return
+                        break
                     self._changed.wait(remaining)
+                    self._look()
             finally:
                 self._permits.leave(slot)
+            return self._held_up - before
+
+    def _look(self) -> float:
+        """Count the time since the last look; called before the permits change. Returns `_held_up`."""
+        now = self._clock()
+        if self._permits.computed:
+            self._held_up += now - self._seen_at
+        self._seen_at = now
+        return self._held_up
 
     def pulled(self, slot: int) -> None:
         """A worker has read the parameters; if it is connected, its gradients are expected.
@@ -142,6 +158,7 @@ class Workers:
         Two, of which it computes one while it pushes the other, unless it waits for each push.
         """
         if self._bound is not None and self.connected(slot):
+            self._look()
             self._permits.pulled(slot, self._version(), 2 if self._bound else 1)
 
     def pushed(self, slot: int, incarnation: int, base: int, *, non_finite: bool) -> None:
@@ -149,17 +166,20 @@ class Workers:
         if non_finite and self._non_finite.get(slot, -1) < incarnation:
             self._non_finite[slot] = incarnation
             log.warning("worker %d-%d pushed non-finite values: they were replaced by 0", slot, incarnation)
+        self._look()
         self._permits.pushed(slot, base)
 
     def push_ended(self, slot: int) -> None:
-        """The admitted push was applied or refused, or its connection broke."""
+        """The admitted push was answered or refused, or its connection broke."""
         if self._bound is not None:
             with self._changed:
+                self._look()
                 self._permits.ended(slot)
                 self._changed.notify_all()
 
     def expect_no_push(self, slot: int) -> None:
         """Stop waiting for a worker's gradient, under the lock: other pushes may be admitted now."""
+        self._look()
         self._permits.forget(slot)
         self._changed.notify_all()
         self.rounds.forget(slot)

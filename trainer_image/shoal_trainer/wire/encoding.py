@@ -55,8 +55,8 @@ def encode_push(meta: PushMeta) -> bytes:
         )
     rate = math.nan if meta.learning_rate is None else meta.learning_rate
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.left_out, meta.loss, rate, meta.scale, meta.length, *meta.timings,
-        meta.skipped, len(marks), len(metrics),
+        meta.samples, meta.steps, meta.left_out, meta.loss, rate, meta.scale, meta.length,
+        *meta.timings[:5], meta.skipped, len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
     for metric in metrics:

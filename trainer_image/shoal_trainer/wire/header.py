@@ -6,6 +6,7 @@ numbers are refused; they are reserved for compression.
 
 from __future__ import annotations
 
+import math
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from shoal_trainer.errors import OtherVersion, ProtocolError
 
 MAGIC = b"SHOL"
 VERSION = 8
-_LAYOUT = struct.Struct("<4sBBBBHxxIIxxxxIQQQQf")
+_LAYOUT = struct.Struct("<4sBBBBHxxIIfIQQQQf")
 SIZE = _LAYOUT.size
 
 IDLE = 1
@@ -101,7 +102,8 @@ class Header(NamedTuple):
     `version`: the parameters' version on which a push was computed, or which an answer contains. `seq`: the sequence
     number of a push, the generation of an offered copy, or an `ErrorCode`. `meta`, `length`: the bytes of the meta
     block and of the payload that follow it, in this order. `ahead`: of a pull or push, after how many more updates the
-    worker's next gradient will arrive; the answer has the parameters expected there.
+    worker's next gradient will arrive; the answer has the parameters expected there. `waited`: of an answer, for how
+    many seconds slower workers held its push up (`ps/workers`); an earlier server has nothing there, which is 0.
     """
 
     op: Op
@@ -116,6 +118,7 @@ class Header(NamedTuple):
     length: int = 0
     flags: int = 0
     ahead: float = 0.0
+    waited: float = 0.0
 
 
 def encode(header: Header, version: int = VERSION) -> bytes:
@@ -129,6 +132,7 @@ def encode(header: Header, version: int = VERSION) -> bytes:
         header.shard,
         header.slot,
         header.incarnation,
+        header.waited,
         header.meta,
         header.boot,
         header.seq,
@@ -145,9 +149,8 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, op, codec, flags, shard, slot, inc, meta, boot, seq, base, length, ahead = _LAYOUT.unpack(
-        data
-    )
+    magic, version, op, codec, flags, shard, slot, inc, waited, meta, *rest = _LAYOUT.unpack(data)
+    boot, seq, base, length, ahead = rest
     if magic != MAGIC:
         raise ProtocolError("not a message of the Shoal data plane")
     if version != VERSION:
@@ -161,4 +164,6 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError(f"{kind.name} has {length} bytes of payload in codec {coding.name}")
     if not 0 <= ahead <= MAX_AHEAD:
         raise ProtocolError(f"{kind.name} asks for the parameters after {ahead} updates")
-    return Header(kind, coding, shard, slot, inc, meta, boot, seq, base, length, flags, ahead)
+    if not 0 <= waited < math.inf:
+        raise ProtocolError(f"{kind.name} says that a push was held up for {waited} s")
+    return Header(kind, coding, shard, slot, inc, meta, boot, seq, base, length, flags, ahead, waited)

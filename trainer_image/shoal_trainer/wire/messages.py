@@ -199,6 +199,8 @@ class Timings(NamedTuple):
     pull: float = 0.0
     push: float = 0.0
     input: float = 0.0
+    wait: float = 0.0
+    """In which slower workers held a push up, in no other part. The server that is told the others knows it."""
 
 
 class PushMeta(NamedTuple):
@@ -266,7 +268,7 @@ class Pulled:
     pull_seconds: float = 0.0
     """The rest, to the last byte received; includes the servers' work, unless more was sent meanwhile."""
     wait_seconds: float = 0.0
-    """The time in which a push was applied, and the worker waited for others in a round."""
+    """In neither of them: slower workers held the push up or, once it was applied, others its worker in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
 

@@ -53,13 +53,15 @@ class Cadence:
     def pushes(self, period: float, busy: float, base: Pulled) -> None:
         """A push, `period` after the one before, is sent: decide whether it takes part in a round.
 
-        `busy`: its steps, and the wait for their data. An exchange takes as long as a push and a pull, and in a round
-        all of the period that is neither busy nor the wait for other workers. All workers push at once there, so it may
-        take longer than before, and longer than it may. Then the worker takes part no more before it takes half as
-        long; with other workers it tries anew.
+        `busy`: its steps, and the wait for their data. An exchange takes as long as a push and a pull, which slower
+        workers may hold up, and in a round all of the period that is neither busy nor the wait for other workers. All
+        workers push at once there, so it may take longer than before, and longer than it may. Then the worker takes
+        part no more before it takes half as long; with other workers it tries anew.
         """
         seconds = (
-            period - busy - base.wait_seconds if self.in_round else base.push_seconds + base.pull_seconds
+            period - busy - base.wait_seconds
+            if self.in_round
+            else base.push_seconds + base.pull_seconds + base.wait_seconds
         )
         if self._after is not None:
             self._steady = 0 if busy < self._after else self._steady + 1

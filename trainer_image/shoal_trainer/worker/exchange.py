@@ -99,7 +99,8 @@ class Exchange:
         if (again.answered and early and not again.cheap) or self._stop.is_set():
             return answer
         newer = client.pull(out, ahead=push.ahead, known=push.base_versions)
-        return replace(newer, push_seconds=answer.push_seconds, made=answer.versions[0])
+        sent, waited = answer.push_seconds, answer.wait_seconds
+        return replace(newer, push_seconds=sent, wait_seconds=waited, made=answer.versions[0])
 
     def _connect(self, copy: Copy) -> Welcome:
         longest = LONGEST_PAUSE if copy.pulled is None else longest_pause(copy.pulled.live_workers)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import POOL_BYTES, RESERVED, Loan
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.values import AppliedPush
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate
 from shoal_trainer.wire.messages import Copy, ModelSpec, Push, PushMeta, WorkerIdentity
-from tests.unit.trainer.ps.cluster import Cluster, until
+from tests.unit.trainer.ps.cluster import MODEL as SPEC
+from tests.unit.trainer.ps.cluster import Cluster, flat, until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
@@ -205,9 +208,10 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
         now[0] += 6
         return True
 
-    def wait_admitted(_slot: int, _base: int, timeout: float) -> None:
+    def wait_admitted(_slot: int, _base: int, timeout: float) -> float:
         limits.append(timeout)
         now[0] += 3
+        return 0.0
 
     lend = served.server._pool.lend
 
@@ -224,6 +228,40 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
     client.hello(MODEL)
     client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
     assert limits == [10.0, 4.0, 1.0]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("kind", ["push_pull", "push_round", "push"])
+def test_wait_for_slower_workers_is_no_time_of_the_exchange(
+    kind: str, asks: bool, streams: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast worker beside a slow one was measured as one with a slow link. Servers that are asked wait in turn."""
+    now, told = [0.0], list[AppliedPush]()
+    monkeypatch.setattr(shard_client, "ASK_BYTES", 8 if asks else 4 << 20)
+
+    def slower_workers(index: int, *_: object) -> float:
+        now[0] += 3.0 if asks or index == 0 else 0.0
+        return 3.0
+
+    def works(pushing: Callable[..., Any], *push: object, **options: object) -> Any:
+        now[0] += 0.25
+        return pushing(*push, **options)
+
+    with closing(Cluster(create_secret_dir(tmp_path / "secret"), streams=streams)) as cluster:
+        client = cluster.serve(2, clock=lambda: now[0]).client()
+        client.hello(SPEC, Copy(lambda: flat(0.0)))
+        for store in cluster.stores:
+            monkeypatch.setattr(store.workers, "wait_admitted", partial(slower_workers, store.index))
+            monkeypatch.setattr(store, "pushing", partial(works, store.pushing))
+            store.on_applied = told.append
+        monkeypatch.setattr(client, "_clock", lambda: now[0])
+        out = () if kind == "push" else (flat(0.0),)
+        found = getattr(client, kind)(flat(0.0), *out, Push(1, (0, 0), PushMeta(8, steps=2)))
+    waited = 6.0 if asks else 3.0
+    assert found.push_seconds + found.pull_seconds + found.wait_seconds == now[0] == waited + 0.5
+    assert found.wait_seconds == waited or kind == "push_round"
+    assert [push.meta.timings.wait for push in told] == [1.5, 1.5], "of a step"
 
 
 def test_waiting_time_is_shorter_than_the_clients_timeout() -> None:

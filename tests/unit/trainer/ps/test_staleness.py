@@ -10,7 +10,7 @@ import pytest
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
-from tests.unit.trainer.ps.shards import MODEL, ONE, grad, pull_from, push_to, ready
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, pull_from, push_to, ready
 
 
 def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
@@ -237,3 +237,52 @@ def test_a_lower_fence_does_not_replace_a_higher_one() -> None:
     shard.workers.fence(0, 3)
     with pytest.raises(Fenced):
         shard.workers.connect(0, 4)
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_push_says_how_long_a_slower_worker_computed_and_not_how_long_servers_took_for_its_gradient(
+    arrived: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a fast worker beside slow ones looks as if the servers, or their link, were full; or they look as if not."""
+    clock = Clock()
+    shard = ready(staleness=Staleness(max=0), clock=clock)
+    workers = shard.workers
+    for slot in (0, 1):
+        workers.connect(slot, 0)
+        pull_from(shard, slot, grad(0.0))
+    workers.wait_admitted(0, 0, 0.0)
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
+    workers.push_ended(0)
+    if arrived:
+        workers.wait_admitted(1, 0, 0.0)
+
+    def passes(_seconds: float) -> None:
+        clock.now += 3.0
+        if not arrived:
+            workers.wait_admitted(1, 0, 0.0)
+        clock.now += 0.5
+        push_to(shard, 1, 0, 1, 0, ONE, grad(0.0))
+        workers.push_ended(1)
+
+    monkeypatch.setattr(shard.changed, "wait", passes)
+    assert workers.wait_admitted(0, 1, 30.0) == (0.0 if arrived else 3.0)
+    assert clock.now == 3.5
+
+
+def test_worker_that_never_pushes_held_others_up_until_they_gave_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    shard = ready(staleness=Staleness(max=0), clock=clock)
+    for slot in (0, 1):
+        shard.workers.connect(slot, 0)
+        pull_from(shard, slot, grad(0.0))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(shard.changed, "wait", passes)
+    assert shard.workers.wait_admitted(0, 1, 20.0) == 20.0
+    shard.workers.push_ended(0)
+    assert shard.workers.wait_admitted(0, 1, 20.0) == 0.0

@@ -70,6 +70,7 @@ headers = st.builds(
     length=st.integers(0, 2**40).map(lambda n: 2 * n),
     flags=st.integers(0, 255),
     ahead=st.floats(0, 8192, width=32),
+    waited=st.floats(0, 8192, width=32),
 )
 pushes = st.builds(
     PushMeta,
@@ -81,7 +82,7 @@ pushes = st.builds(
     length=f32,
     left_out=u32,
     skipped=st.booleans(),
-    timings=st.builds(Timings, f32, f32, f32, f32, f32),
+    timings=st.builds(Timings, f32, f32, f32, f32, f32, wait=st.just(0.0)),  # a worker does not know it
     progress=st.lists(marks, max_size=20).map(tuple),
     metrics=st.lists(st.builds(MetricSum, st.text(max_size=60), f64, f64), max_size=9).map(tuple),
 )
@@ -118,6 +119,12 @@ def test_header_round_trip(value: Header) -> None:
 def test_header_that_looks_ahead_too_far_is_refused(ahead: float) -> None:
     with pytest.raises(ProtocolError, match="PULL asks for the parameters after"):
         header.decode(header.encode(Header(Op.PULL, ahead=ahead)))
+
+
+@pytest.mark.parametrize("waited", [-1.0, math.nan, math.inf])
+def test_header_of_a_push_that_waited_for_no_time_is_refused(waited: float) -> None:
+    with pytest.raises(ProtocolError, match="OK says that a push was held up for"):
+        header.decode(header.encode(Header(Op.OK, waited=waited)))
 
 
 @settings(deadline=None)
