@@ -1,7 +1,7 @@
 """What the exchange with the parameter servers makes of a step: of one worker, and of all that share the servers.
 
 With one push in flight a step is the longer of compute and exchange. What is measured of an exchange has waits in it:
-for servers with much to do and, where staleness has a limit, for slower workers. So the least of a model on a device is
+for servers with much to do and, from a trainer of before, for slower workers. So the least of a model on a device is
 what a worker's own takes at most; and only where one was without others, which waits for nobody, it is what a step
 takes at least. It depends on no batch, and is no compute: it tells nothing of other devices and models.
 

@@ -150,6 +150,15 @@ def test_waits_for_other_workers_are_no_limit_of_the_servers() -> None:
     assert capacity(waits, IDLE) == capacity((), IDLE)
 
 
+def test_waits_for_slower_workers_are_no_limit_of_servers_whose_work_nobody_measured() -> None:
+    """A step has them, its parts have not: eight workers of two kinds were said to be the most that servers can do."""
+    kinds = {"V100": LogMean.of(0.06, 0.003, 2000), "T4": LogMean.of(0.5, 0.01, 2000)}
+    waits = [row(8, 0.01, step=0.5, device=device, compute=compute) for device, compute in kinds.items()]
+    found, sigma = capacity(waits, {})
+    assert found > 8 / 0.06, "the fast ones wait for the slow ones, and not for the servers"
+    assert (found, sigma) == pytest.approx(capacity([replace(each, step=None) for each in waits], {}))
+
+
 def test_own_link_is_no_limit_of_the_servers() -> None:
     for workers in ((1, 4, 8, 16), (4, 8, 16)):
         assert capacity(rows(lambda _: 0.58, *workers), IDLE)[0] == pytest.approx(100, rel=0.05)
