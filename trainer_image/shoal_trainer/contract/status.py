@@ -83,9 +83,9 @@ class WorkerReport:
 class ShardReport(Message):
     """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
 
-    `busy_seconds`, `updates`, `bytes_received` and `busy_answers` are cumulative over the life of the shard's process
-    (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that
-    one update costs the shard, from which its capacity follows at any number of workers.
+    `busy_seconds`, `updates`, `batches`, `bytes_received` and `busy_answers` are cumulative over the life of the
+    shard's process (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `batches` is
+    the time that one batch costs the shard, from which its capacity follows at any number of workers.
     """
 
     index: Count
@@ -104,6 +104,8 @@ class ShardReport(Message):
     """
     updates: Count = 0
     """Pushes applied by this process."""
+    batches: Count = 0
+    """Those whose gradients came with these pushes; 0: a shard of an earlier version does not tell, one with each."""
     bytes_received: Count = 0
     """Of gradients and differences, without headers."""
     busy_answers: Count = 0

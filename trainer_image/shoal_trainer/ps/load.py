@@ -12,7 +12,7 @@ class Load:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.busy_seconds = 0.0
-        self.updates = 0
+        self.updates = self.batches = 0
         self.bytes_received = 0
         self.busy_answers = 0
         self._clock = clock
@@ -42,8 +42,9 @@ class Load:
         with self._lock:
             self.busy_answers += 1
 
-    def applied(self, nbytes: int) -> None:
-        """Count a push of so many bytes that was applied as a whole."""
+    def applied(self, nbytes: int, batches: int) -> None:
+        """Count a push of so many bytes that was applied as a whole, and the batches that it is of."""
         with self._lock:
             self.updates += 1
+            self.batches += batches
             self.bytes_received += nbytes

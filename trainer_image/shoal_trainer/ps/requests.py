@@ -150,7 +150,7 @@ class Pushing(_OnShard, Request[Answer]):
         assert self.walk.push is not None
         assert self.walk.push.weighed is not None
         staleness, weight, _ = self.walk.push.weighed
-        shard.load.applied(self._received)
+        shard.load.applied(self._received, self._meta.steps)
         self.model.sampled.learn(self._met)
         shard.workers.pushed(slot, incarnation, self._base, non_finite=self._non_finite)
         shard.history.record(self._worker, self._seq, self._meta)

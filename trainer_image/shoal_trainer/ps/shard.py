@@ -263,6 +263,7 @@ class ShardStore:
                 ready=self.state is State.READY,
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,
+                batches=self.load.batches,
                 bytes_received=self.load.bytes_received,
                 busy_answers=self.load.busy_answers,
             )

@@ -30,7 +30,7 @@ def test_work_that_fails_counts_as_time_but_as_no_update() -> None:
     except ValueError:
         pass
     assert (load.busy_seconds, load.updates) == (1.0, 0)
-    load.applied(8)
+    load.applied(8, 1)
     assert (load.updates, load.bytes_received) == (1, 8)
 
 
@@ -46,5 +46,5 @@ def test_a_server_that_never_rests_is_seen_to_be_busy() -> None:
         following.__enter__()
         running.__exit__(None, None, None)
         running = following
-        load.applied(1)
+        load.applied(1, 1)
     assert load.busy_seconds == load.updates == 10

@@ -35,6 +35,15 @@ def test_push_returns_updated_parameters() -> None:
     assert pull_from(shard, 0, io).meta.applied == {(0, 0): 1}
 
 
+def test_batches_of_a_push_are_reported_beside_it() -> None:
+    """The speed of workers is in batches: a server that takes ten with a push was a tenth of what it is."""
+    shard = ready()
+    for seq, steps in ((1, 10), (2, 10), (2, 10), (3, 4)):
+        push_to(shard, 0, 0, seq, 0, PushMeta(samples=steps, steps=steps), grad())
+    report = shard.report()
+    assert (report.updates, report.batches) == (3, 24)
+
+
 def test_resent_push_is_answered_but_applied_once() -> None:
     applied: list[AppliedPush] = []
     shard = ready(on_applied=applied.append)
