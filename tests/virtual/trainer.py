@@ -365,6 +365,7 @@ class Trainers:
             last_snapshot_at=BEGIN.timestamp() + run.saved_at if run.saved_at else None,
             busy_seconds=updates * run.truth.update,
             updates=int(updates),
+            batches=int(updates),
             bytes_received=int(updates) * 1000,
         )
 

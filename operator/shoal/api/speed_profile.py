@@ -167,7 +167,7 @@ class MeasuredRow(Status):
 
 
 class ServerLoad(Status):
-    """What one update costs the parameter servers, for a number of them."""
+    """What updates cost the parameter servers, for a number of them."""
 
     parameter_servers: int
     """Number of parameter servers."""
@@ -175,6 +175,8 @@ class ServerLoad(Status):
     """Seconds spent on updates, summed over the servers, a decimal."""
     updates: str = "0"
     """Updates applied, summed over the servers, a decimal."""
+    batches: str = "0"
+    """Batches that these updates are of, summed over the servers, a decimal; 0: one each."""
     bytes: str = "0"
     """Bytes received, summed over the servers, a decimal."""
     last_seen: str = ""

@@ -293,27 +293,29 @@ def _add_loads(
     counts, number = dict[str, str](), len(shards)
     for shard in shards:
         name = _shard(shard)
-        before = _numbers(merged.get(name, ""), 3)
-        busy, updates, received = (
+        before = _parse_work(merged.get(name, ""))
+        busy, updates, received, batches = (
             max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
         )
         counts[name] = " ".join(f"{value:.10g}" for value in _work(shard))
         if updates > 0:
-            loads[number] = _loaded(loads.get(number), number, (busy, updates, received), now)
+            loads[number] = _loaded(loads.get(number), number, (busy, updates, received, batches), now)
     return counts
 
 
 def _loaded(
-    old: ServerLoad | None, number: int, fresh: tuple[float, float, float], now: datetime
+    old: ServerLoad | None, number: int, fresh: tuple[float, float, float, float], now: datetime
 ) -> ServerLoad:
-    keep = _weight(old.last_seen, now) if old else 0.0
-    before = (_number(old.busy_seconds), _number(old.updates), _number(old.bytes)) if old else (0.0, 0.0, 0.0)
-    busy, updates, received = (was * keep + more for was, more in zip(before, fresh, strict=True))
+    known = old or ServerLoad(parameter_servers=number)
+    keep, updates = _weight(known.last_seen, now), _number(known.updates)
+    before = _number(known.busy_seconds), updates, _number(known.bytes), _of(updates, _number(known.batches))
+    busy, updates, received, batches = (was * keep + more for was, more in zip(before, fresh, strict=True))
     return ServerLoad(
         parameter_servers=number,
         busy_seconds=f"{busy:.6g}",
         updates=f"{updates:.6g}",
         bytes=f"{received:.6g}",
+        batches=f"{batches:.6g}",
         last_seen=stamp(now),
     )
 
@@ -382,8 +384,20 @@ def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel |
     )
 
 
-def _work(shard: ShardReport) -> tuple[float, float, float]:
-    return shard.busy_seconds, float(shard.updates), float(shard.bytes_received)
+def _work(shard: ShardReport) -> tuple[float, float, float, float]:
+    updates = float(shard.updates)
+    return shard.busy_seconds, updates, float(shard.bytes_received), _of(updates, float(shard.batches))
+
+
+def _parse_work(text: str) -> tuple[float, float, float, float]:
+    """The work that was merged; of an operator before there were `batches`, three numbers."""
+    busy, updates, received, batches = _numbers(text + " 0" if len(text.split()) == 3 else text, 4)
+    return busy, updates, received, _of(updates, batches)
+
+
+def _of(updates: float, batches: float) -> float:
+    """The batches of so many updates: one each, where a trainer or an operator of an earlier version did not say."""
+    return batches or updates
 
 
 def _format(parts: Iterable[LogSums]) -> str:

@@ -292,7 +292,7 @@ def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Ser
         model=PsModel(measured**fitted.scaling / capacity, fitted.sharpness, fitted.scaling),
         sigma=sigma,
         measured=measured,
-        bytes_per_step=wire_bytes(model.parameters),
+        bytes_per_step=wire_bytes(model.parameters) / speeds.steps_of_update(model),
         snapshot_seconds=3 * 4 * model.parameters / SNAPSHOT_BANDWIDTH,
     )
 

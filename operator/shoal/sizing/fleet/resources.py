@@ -250,7 +250,8 @@ def _measured(row: MeasuredRow, now: datetime) -> Row:
 def _load(load: Load) -> ServerLoad:
     if not 1 <= load.parameter_servers <= 10**6:
         raise UsageError(f"there were {load.parameter_servers} parameter servers")
-    return ServerLoad(decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes))
+    seconds, updates, received = decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes)
+    return ServerLoad(seconds, updates, received, decimal(load.batches))
 
 
 def _moments(found: LogMoments) -> LogMean | None:

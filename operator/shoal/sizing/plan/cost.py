@@ -15,7 +15,7 @@ BF16_BYTES = 2.0
 
 
 def wire_bytes(parameters: int) -> float:
-    """Bytes that one step moves: the gradient to the parameter servers and the parameters back."""
+    """Bytes that one update moves: the gradient to the parameter servers and the parameters back."""
     return 2 * BF16_BYTES * parameters
 
 

@@ -230,19 +230,29 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """The work of all shards together: seconds busy, updates applied (one a shard and push), bytes received."""
+    """The work of all shards together: seconds busy, updates applied (one a shard and push), bytes received.
+
+    `batches`: those of the updates, at least one each. A worker's speed is in batches, so the load is one a batch, too.
+    """
 
     busy_seconds: float
     updates: float
     bytes: float = 0.0
+    batches: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.updates <= MOST_COUNT and 0 <= self.bytes <= MOST_COUNT):
+        object.__setattr__(self, "batches", max(self.batches, self.updates))
+        if not (0 < self.updates <= self.batches <= MOST_COUNT and 0 <= self.bytes <= MOST_COUNT):
             raise UsageError(f"servers that were measured applied updates, not {self.updates}")
-        if self.busy_seconds and not LEAST_SECONDS <= self.busy_seconds / self.updates <= MOST_SECONDS:
+        if self.busy_seconds and not LEAST_SECONDS <= self.seconds <= MOST_SECONDS:
             raise UsageError(
-                f"an update keeps a server busy for a time, not {self.busy_seconds} s / {self.updates}"
+                f"a batch keeps a server busy for a time, not {self.busy_seconds} s / {self.batches}"
             )
+
+    @property
+    def seconds(self) -> float:
+        """Those of a server for one batch."""
+        return self.busy_seconds / self.batches
 
 
 @dataclass(frozen=True)

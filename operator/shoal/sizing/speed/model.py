@@ -63,6 +63,7 @@ class SpeedModel:
         every = merged(known)
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
+        self._steps = _steps_of_updates(self._profiles)
         self._loads, self._clusters = self._of_servers(planned)
         self._links = Links(self._profiles, self._sheets)
         keys = dict.fromkeys(load.model.key for load in self._loads)
@@ -76,12 +77,16 @@ class SpeedModel:
         """The posterior of the parameter servers."""
         found = (self._cluster(model, row) for model, row in self._clusters)
         clusters = [*self._sharing, *(cluster for cluster in found if cluster is not None)]
-        return ServerModel(*limits(self._loads, clusters))
+        return ServerModel(*limits(self._loads, clusters), self._steps)
+
+    def steps_of_update(self, model: Model) -> float:
+        """How many steps of a worker are in one update of the servers: 1 where nobody measured it."""
+        return self._steps.get(model.key, 1.0)
 
     def _of_servers(self, planned: Collection[str] | None) -> tuple[list[Load], list[tuple[Model, Row]]]:
         """What tells of the servers: their loads, and of models without any the rows of several workers."""
         loads = [
-            Load(profile.model, count, load.busy_seconds / load.updates, load.updates)
+            Load(profile.model, count, load.seconds, load.updates)
             for profile in self._profiles
             for count, load in profile.server_load.items()
             if load.updates > 0 and load.busy_seconds > 0
@@ -152,6 +157,16 @@ class SpeedModel:
             one.sigma,
             f"{model.key} {row.device} {row.devices} {row.batch_size}",
         )
+
+
+def _steps_of_updates(profiles: Iterable[Profile]) -> dict[str, float]:
+    """How many steps are in an update of each model (`Training(batches_per_push)`), by its key."""
+    batches, updates = (defaultdict[str, float](float) for _ in range(2))
+    for profile in profiles:
+        for load in profile.server_load.values():
+            batches[profile.model.key] += load.batches
+            updates[profile.model.key] += load.updates
+    return {key: batches[key] / updates[key] for key in updates}
 
 
 def fitted(

@@ -69,7 +69,39 @@ def report(
     )
 
 
+def pushed(updates: int, batches: int = 0, boot: int = 1) -> StatusReport:
+    """What a server reports that was busy for 10 ms with each update; without `batches`, as an earlier version."""
+    shard = ShardReport(
+        index=0, epoch=0, boot=boot, busy_seconds=updates / 100, updates=updates, batches=batches
+    )
+    return StatusReport(job_uid="u", phase=Phase.TRAINING, model=MODEL, speed_epoch="a", shards=(shard,))
+
+
 times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
+
+
+def test_batches_are_learned_beside_the_updates_that_they_came_with() -> None:
+    status = SpeedProfileStatus()
+    for updates in (100, 300):
+        status = learn(status, "one", pushed(updates, 10 * updates), NOW)
+    (load,) = status.server_load
+    assert (float(load.updates), float(load.batches)) == (300, 3000)
+    profile = profile_of(SpeedProfile(metadata={"name": "p"}, status=status), NOW)
+    assert profile is not None
+    assert profile.server_load[1].seconds == pytest.approx(0.001)
+
+
+def test_updates_of_an_earlier_version_are_of_one_batch_each() -> None:
+    status = learn(SpeedProfileStatus(), "one", pushed(200), NOW)
+    assert status.server_load[0].batches == "200"
+    before = status.model_copy(
+        update={
+            "server_load": (status.server_load[0].model_copy(update={"batches": "0"}),),
+            "sources": (status.sources[0].model_copy(update={"counts": {"shard/0/1": "2 200 0"}}),),
+        }
+    )
+    (load,) = learn(before, "one", pushed(300, 3000), NOW).server_load
+    assert (float(load.busy_seconds), float(load.updates), float(load.batches)) == (3, 300, 3000)
 
 
 @given(times, st.data())

@@ -34,7 +34,7 @@ from shoal.sizing.fleet import (
     plan_fleet,
 )
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
-from shoal.sizing.fleet.problems import cores_of, devices_of, job_problem
+from shoal.sizing.fleet.problems import cores_of, devices_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
@@ -524,6 +524,26 @@ def test_workers_are_planned_where_the_servers_are_and_what_crosses_counts() -> 
     there = replace(placed, running={"b": 6}, planned={"b": 6})
     moved = plan_fleet([near, far], [PROFILE], [there]).jobs["a"]
     assert moved.counts["b"] == 0
+
+
+def test_what_crosses_zones_once_in_several_batches_costs_so_much_less() -> None:
+    speeds, _ = fitted([PROFILE])
+    accumulated = replace(PROFILE, server_load={1: ServerLoad(60.0, 6000, batches=60_000)})
+    several, _ = fitted([accumulated])
+    once, seldom = (servers_of(MODEL, each, (1,)).bytes_per_step for each in (speeds, several))
+    assert once == pytest.approx(10 * seldom)
+
+
+def test_job_of_several_batches_a_push_is_not_told_to_add_servers() -> None:
+    """16 workers had done 320 a second, and 200 were no plan: the servers' 100 pushes were taken for batches."""
+    quick = LogMean.of(0.05, 0.002, 20_000)
+    rows = tuple(Row("P100", batch_size=128, workers=n, compute=quick, step=quick) for n in (1, 4, 8, 16))
+    profile = Profile(MODEL, rows, {1: ServerLoad(1000.0, 100_000, batches=1_000_000)})
+    found = plan_fleet([STEADY], [profile], [job(pools=("steady",), samples_left=200 * 128 * 3300.0)]).jobs[
+        "a"
+    ]
+    assert found.feasible
+    assert 11 <= found.counts["steady"] <= 12
 
 
 def test_a_plan_that_is_kept_does_not_call_itself_the_cheapest() -> None:

@@ -203,6 +203,29 @@ def test_busy_seconds_give_the_capacity_at_any_number_of_workers() -> None:
     assert less_sure > sigma
 
 
+def test_servers_of_updates_of_several_batches_do_so_many_steps_more() -> None:
+    """A worker's speed is in batches: of ten in a push, servers were said to do a tenth of what they do."""
+    one, ten = (
+        model(
+            alone("P100", 0.083), load={2: ServerLoad(busy_seconds=50.0, updates=10_000, batches=batches)}
+        ).servers
+        for batches in (10_000, 100_000)
+    )
+    capacity, sigma = ten.capacity(MODEL, 2)
+    assert capacity == pytest.approx(2000, rel=0.03)
+    assert sigma == pytest.approx(one.capacity(MODEL, 2)[1])
+    other = replace(MODEL, fingerprint="other")
+    assert ten.capacity(other, 2) == one.capacity(other, 2), "an update costs what it costs"
+
+
+def test_profiles_with_and_without_batches_of_updates_count_together() -> None:
+    told = Profile(MODEL, (), {1: ServerLoad(100.0, 10_000, batches=100_000)})
+    before = Profile(MODEL, (), {1: ServerLoad(50.0, 5_000)})
+    both = SpeedModel([told, before])
+    assert both.steps_of_update(MODEL) == 7
+    assert both.servers.capacity(MODEL, 1)[0] == pytest.approx(700, rel=0.03)
+
+
 def test_old_measurements_give_way_to_new_ones() -> None:
     """Before, 100 old rows of 0.03 s and 10 new of 0.09 s gave 0.035 s."""
     year = 365 * 86400.0
