@@ -6,8 +6,9 @@ what a worker's own takes at most; and only where one was without others, which 
 takes at least. It depends on no batch, and is no compute: it tells nothing of other devices and models.
 
 Where several workers are slower than that and the servers' arithmetic explain, they share something else, as the
-servers' link: it is the limit, and no longer the arithmetic. On a CPU the exchange is a part of what a worker computes
-(`Row.alone`), and tells nothing of that.
+servers' link: it is the limit, and no longer the arithmetic. A few steps show none, and neither do those of a bad hour
+where more came through in a longer time. On a CPU the exchange is a part of what a worker computes (`Row.alone`), and
+tells nothing of that.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from shoal.sizing.accelerators import CPU, Catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MOST_SECONDS, Model, Profile, Row
+from shoal.sizing.speed.measurements import MOST_SECONDS, LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, soft_min
 
 __all__ = ["Links", "limits"]
@@ -28,6 +30,10 @@ __all__ = ["Links", "limits"]
 SHARPNESS = 1 + math.exp(priors.SERVER_MEAN[2])
 SURE = 3.0
 """Standard deviations by which several workers are slower than what the servers' arithmetic explains."""
+BURST = 100.0
+"""Steps that say as much as one: a server's restart, or a burst of others' traffic, is in the exchange of so many."""
+BURSTS_DIFFER, PRIOR_BURSTS = 0.3, 3.0
+"""By how much bursts are taken to differ, as the standard deviation of a logarithm, and its weight in bursts."""
 
 
 class Links:
@@ -46,9 +52,13 @@ class Links:
         self._rows = {place: _lately(rows) for place, rows in places.items()}
 
     def floor(self, model: Model, device: str, devices: int) -> float:
-        """Seconds that a worker's step takes at least; 0: nobody knows, as none was without others lately."""
+        """Seconds that a worker's step takes at least; 0: nobody knows, as none was without others long enough lately.
+
+        A few steps of the first worker of a model may have been slow once.
+        """
         rows = self._rows.get(self._place(model, device, devices), ())
-        return _least(rows) if any(row.workers == 1 for row in rows) else 0.0
+        alone = (_exchange(row) for row in rows if row.workers == 1)
+        return _least(rows) if any(each.count >= BURST for each in alone if each is not None) else 0.0
 
     def sharing(self, key: str) -> list[Cluster]:
         """What several workers of a model did lately by their exchange, beside what each does alone at least."""
@@ -66,10 +76,11 @@ class Links:
                     row.workers,
                     row.parameter_servers,
                     row.workers / max(compute.seconds, own),
-                    row.workers / max(compute.seconds, exchange),
+                    row.workers / max(compute.seconds, exchange.seconds),
                     math.sqrt(compute.variance_log / compute.count),
                     f"{key} {row.device} {row.devices} {row.batch_size}",
                     priors.weight(row.age_seconds),
+                    _doubt(max(compute, exchange, key=attrgetter("seconds"))),
                 )
             )
         return found
@@ -83,19 +94,33 @@ def limits(loads: Sequence[Load], clusters: Sequence[Cluster]) -> tuple[list[Loa
     by_model = defaultdict[str, list[Load]](list)
     for load in loads:
         by_model[load.model.key].append(load)
+    measured = defaultdict[str, list[Cluster]](list)
+    for cluster in clusters:
+        measured[cluster.model.key].append(cluster)
 
     def slower(one: Cluster) -> bool:
         near = min(by_model[one.model.key], key=lambda load: abs(math.log(load.servers / one.servers)))
         capacity = (one.servers / near.servers) ** priors.SERVER_MEAN[3] / near.seconds
         explained = float(soft_min(np.array([one.alone]), capacity, SHARPNESS)[0])
-        doubt = math.hypot(priors.CLUSTER_NOISE, one.alone_sigma)
-        return math.log(explained / one.speed) * math.sqrt(one.weight) > SURE * doubt
+        doubt = math.hypot(one.noise, one.alone_sigma)
+        return math.log(explained / one.speed) * math.sqrt(one.weight) > SURE * doubt and not any(
+            _refutes(other, one) for other in measured[one.model.key]
+        )
 
-    less = {one.model.key for one in clusters if one.model.key in by_model and slower(one)}
+    less = {key for key in by_model if any(map(slower, measured[key]))}
     return (
         [load for load in loads if load.model.key not in less],
         [one for one in clusters if one.model.key in less or one.model.key not in by_model],
     )
+
+
+def _refutes(other: Cluster, one: Cluster) -> bool:
+    """Whether of another cluster, measured as surely, more came through than the limit of this slow one would let."""
+    if other.weight / other.noise**2 < one.weight / one.noise**2:
+        return False
+    limit = one.speed * (1 - (one.speed / one.alone) ** SHARPNESS) ** (-1 / SHARPNESS)
+    limit *= (other.servers / one.servers) ** priors.SERVER_MEAN[3]
+    return math.log(other.speed / limit) > SURE * math.hypot(other.noise, one.noise)
 
 
 def _lately(rows: Sequence[Row]) -> list[Row]:
@@ -104,12 +129,21 @@ def _lately(rows: Sequence[Row]) -> list[Row]:
 
 
 def _least(rows: Iterable[Row]) -> float:
-    return min(seconds for row in rows if (seconds := _exchange(row)) is not None)
+    return min(each.seconds for row in rows if (each := _exchange(row)) is not None)
 
 
-def _exchange(row: Row) -> float | None:
-    """Seconds of an exchange; None: it was not measured beside the compute. With a push in flight, a step at most."""
-    seconds = row.exchange_seconds
-    if seconds is None or row.compute is None or row.device == CPU:
+def _exchange(row: Row) -> LogMean | None:
+    """The time of an exchange; None: it was not measured beside the compute. With a push in flight, a step at most."""
+    seconds, pull, push = row.exchange_seconds, row.pull, row.push
+    if seconds is None or pull is None or push is None or row.compute is None or row.device == CPU:
         return None
-    return min(seconds, MOST_SECONDS if row.step is None else row.step.seconds)
+    seconds = min(seconds, MOST_SECONDS if row.step is None else row.step.seconds)
+    variance = max(pull.variance_log, push.variance_log)
+    return LogMean(math.log(seconds), variance, min(pull.count, push.count), seconds)
+
+
+def _doubt(time: LogMean) -> float:
+    """The standard deviation of the logarithm of a mean time: few steps are less sure than they differ."""
+    bursts = time.count / BURST
+    differ = (BURSTS_DIFFER**2 * PRIOR_BURSTS + time.variance_log * bursts) / (PRIOR_BURSTS + bursts)
+    return math.sqrt(differ / bursts)

@@ -49,7 +49,8 @@ class Cluster:
     """A measured cluster: `workers` that make `alone` steps/s together without contention made `speed` steps/s.
 
     `alone_sigma` is the standard deviation of ln(alone); clusters of one `series` share their deviations. `weight`:
-    what it still counts at its age, 0 to 1.
+    what it still counts at its age, 0 to 1. `speed_sigma`: the standard deviation of ln(speed) as few steps make it,
+    beside that of any cluster.
     """
 
     model: Model
@@ -60,6 +61,12 @@ class Cluster:
     alone_sigma: float = 0.0
     series: str = ""
     weight: float = 1.0
+    speed_sigma: float = 0.0
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of ln(speed)."""
+        return math.hypot(priors.CLUSTER_NOISE, self.speed_sigma)
 
 
 @dataclass(frozen=True)
@@ -312,15 +319,14 @@ class ServerModel:
         slope[n:, 2] = by_p
         error = np.log([*(1 / each.seconds for each in loads), *(each.speed for each in clusters)])
         noise = [priors.LOAD_NOISE**2 + 1 / max(each.updates, 1.0) for each in loads]
+        differ = np.array([each.noise for each in clusters]) ** 2
         doubt = ((1 - hangs) * np.array([each.alone_sigma for each in clusters])) ** 2
         series = np.array([float(self._series[each.series]) for each in clusters]) ** priors.SERIES
         still = np.array([*(1.0 for _ in loads), *(each.weight for each in clusters)])
         return _Terms(
             self._model,
             error - np.concatenate([cap[:n], speed]),
-            still
-            * self._voice[self._model]
-            / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
+            still * self._voice[self._model] / np.concatenate([noise, (differ + doubt) * series]),
             slope,
             -np.concatenate([np.ones(n), hangs]),
         )

@@ -24,12 +24,12 @@ FULL = {1: ServerLoad(busy_seconds=2500.0, updates=60_000)}
 """Which do 24."""
 
 
-def row(workers: int, exchange: float, step: float | None = None, **more: object) -> Row:
+def row(workers: int, exchange: float, step: float | None = None, count: float = 2000, **more: object) -> Row:
     times = {
-        "compute": LogMean.of(COMPUTE, 0.01, 2000),
-        "pull": LogMean.of(0.7 * exchange, 0.02 * exchange, 2000),
-        "push": LogMean.of(0.3 * exchange, 0.02 * exchange, 2000),
-        "step": LogMean.of(step or max(COMPUTE, exchange), count=2000),
+        "compute": LogMean.of(COMPUTE, 0.01, count),
+        "pull": LogMean.of(0.7 * exchange, 0.02 * exchange, count),
+        "push": LogMean.of(0.3 * exchange, 0.02 * exchange, count),
+        "step": LogMean.of(step or max(COMPUTE, exchange), count=count),
     }
     same = {"device": "T4", "cores": 4, "batch_size": 64, "workers": workers}
     return Row(**(same | times | more))  # type: ignore[arg-type]
@@ -90,6 +90,13 @@ def test_few_slow_steps_of_a_single_worker_are_not_its_link_where_more_of_them_w
         row(4, 0.07, cores=8),
     ):
         assert worker([slow, more], IDLE) == pytest.approx(COMPUTE, rel=0.03)
+
+
+def test_few_steps_are_no_link_of_a_first_worker() -> None:
+    """One pull of 20 s in ten steps, and 61 workers were planned at once for what eight do."""
+    assert worker([row(1, 2.0, count=10)], IDLE) == pytest.approx(COMPUTE, rel=0.05)
+    assert worker([row(1, 2.0, count=100)], IDLE) == pytest.approx(2.0)
+    assert worker([row(1, 2.0, count=100), row(1, 0.05, count=10, batch_size=16)], IDLE) < 0.21
 
 
 def test_wait_for_slower_workers_is_no_link_of_a_fast_one() -> None:
@@ -162,6 +169,31 @@ def test_waits_for_slower_workers_are_no_limit_of_servers_whose_work_nobody_meas
 def test_own_link_is_no_limit_of_the_servers() -> None:
     for workers in ((1, 4, 8, 16), (4, 8, 16)):
         assert capacity(rows(lambda _: 0.58, *workers), IDLE)[0] == pytest.approx(100, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("workers", "count", "exchange"), [(16, 3, 3.0), (2, 5, 2.0), (6, 20, 0.5), (3, 10, 0.26), (2, 40, 0.3)]
+)
+def test_few_steps_of_a_slow_exchange_limit_nothing(workers: int, count: int, exchange: float) -> None:
+    """Three steps beside a restart of a server, and it was said to do 23 a second, though it had done 60 for hours."""
+    known = rows(lambda _: 0.06, 1, 4, 8, 12)
+    same = capacity(known, IDLE)
+    assert capacity([*known, row(workers, exchange, count=count)], IDLE) == same
+    varies = LogMean.of(exchange, exchange, count)
+    assert capacity([*known, row(workers, exchange, count=count, pull=varies)], IDLE) == same
+    alone = row(1, 0.06)
+    assert capacity([alone, row(workers, exchange, count=count)], IDLE) == same, "no others were measured"
+
+
+def test_what_came_through_for_longer_tells_what_the_servers_can_do() -> None:
+    """Ten bad minutes of 16 workers, beside a day in which twelve made 60 steps a second, were the limit for weeks."""
+    day = [row(n, 0.06, count=20_000) for n in (4, 12)]
+    assert capacity([*day, row(16, 3.0, count=300)], IDLE) == capacity(day, IDLE)
+    assert capacity([row(1, 0.06), row(16, 3.0, count=300)], IDLE)[0] < 10, "no others were measured"
+    lasting = row(16, 3.0, count=20_000)
+    assert capacity([*rows(lambda _: 0.06, 4, 12), lasting], IDLE)[0] < 60
+    before = [replace(each, age_seconds=priors.HALF_LIFE) for each in day]
+    assert capacity([*before, lasting], IDLE)[0] < 60, "the link of today is another one"
 
 
 def test_link_that_was_full_long_ago_limits_nothing_now() -> None:
