@@ -85,6 +85,7 @@ def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
     assert [shard.index for shard in two.shards] == [0, 1]
     for before, shard in zip(one.shards, two.shards, strict=True):
         assert before.updates < shard.updates <= two.step + 2
+        assert shard.batches == shard.updates
         assert shard.bytes_received % shard.updates == 0 < shard.bytes_received
         assert 0 < shard.busy_seconds < lasted
     assert {worker.device for worker in two.workers} == {"CPU"}
