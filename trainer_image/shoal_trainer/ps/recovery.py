@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 LONGEST_WAIT = 60.0
 """Seconds that a shard waits for parameters that it has asked for; in all, once it has some to begin with."""
+BEGIN_SECONDS = 10.0
+"""A worker that has not begun to send for so long may be gone, without a word: another one is asked as well."""
 SHORTEST_PAUSE = 0.25
 LONGEST_PAUSE = 3.0
 HELLOS_PER_SECOND = 333
@@ -70,6 +72,10 @@ class _Worker:
     whole: bool = False
     """Whether it has come with a copy that is not torn."""
 
+    def delays(self, now: float) -> bool:
+        """Whether it was asked long ago, and has not begun."""
+        return not self.sends and self.until - now <= LONGEST_WAIT - BEGIN_SECONDS
+
 
 class Recovery:
     """Who is asked for better parameters than the shard has, and until when it waits for them.
@@ -84,7 +90,8 @@ class Recovery:
     process is followed.
 
     Parameters may be gigabytes, and normally all workers have the same: while some are asked for, others that are no
-    better are put off. Their workers say HELLO again and again; if what was asked for does not come, theirs is.
+    better are put off. Their workers say HELLO again and again; if what was asked for does not come, or not begin to in
+    `BEGIN_SECONDS`, theirs is.
     Of first ones those of the lowest slot are, until another sends its own: so all shards choose the same worker.
     """
 
@@ -138,7 +145,7 @@ class Recovery:
         asked = {
             other: rival
             for other, rival in self._workers.items()
-            if rival.until > now and rival.offers > self.have
+            if rival.until > now and rival.offers > self.have and (first or not rival.delays(now))
         }
         if not all(
             offered > rival.offers or (first and slot < other and not rival.sends)

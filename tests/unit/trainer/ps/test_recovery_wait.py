@@ -5,6 +5,7 @@ import pytest
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.recovery import (
+    BEGIN_SECONDS,
     FIRST_COPY_SECONDS,
     JITTER,
     LONGEST_PAUSE,
@@ -99,6 +100,28 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
     assert recovery.hello(0, copy(1), 0.0, whole=True)
     recovery.disconnected(0, 0.0)
     assert recovery.over(0.0)
+
+
+@pytest.mark.parametrize("origin", [Origin.COPY, Origin.KNOWN])
+def test_another_worker_is_asked_where_the_first_one_has_gone_without_a_word(origin: Origin) -> None:
+    """Its connection stands until the kernel takes it for dead, and its process may hang: 60 s for nothing."""
+    recovery, offered = Recovery(0.75, follows=True), Worth(0, origin, 7)
+    assert recovery.hello(0, offered, 0.0, whole=True)
+    assert not recovery.hello(1, offered, BEGIN_SECONDS - 0.1, whole=True)
+    assert recovery.hello(1, offered, BEGIN_SECONDS, whole=True)
+    assert not recovery.hello(2, offered, BEGIN_SECONDS, whole=True)
+    assert recovery.begins(1, BEGIN_SECONDS)
+    recovery.adopted(offered, {0, 1}, BEGIN_SECONDS + 1)
+    recovery.sent(1, BEGIN_SECONDS + 1)
+    assert recovery.over(BEGIN_SECONDS + 1)
+
+
+def test_no_other_worker_is_asked_while_one_sends() -> None:
+    """Parameters may be gigabytes."""
+    recovery = Recovery(0.75, follows=True)
+    assert recovery.hello(0, copy(7), 0.0, whole=True)
+    assert recovery.begins(0, BEGIN_SECONDS - 1)
+    assert not recovery.hello(1, copy(7), 3 * BEGIN_SECONDS, whole=True)
 
 
 @pytest.mark.parametrize("workers", [1, 10, 200, 5000])
