@@ -10,10 +10,11 @@ import contextlib
 import http.client
 import itertools
 import shutil
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote
@@ -53,6 +54,8 @@ A = TypeVar("A")
 R = TypeVar("R")
 SECONDS = 10.0
 CONNECT_SECONDS = 5.0
+SHORTEST = 0.001
+"""Seconds: a socket takes 0 for one that does not wait."""
 UPLOAD_SECONDS = 600.0
 """Of another shard's part of a snapshot, for so long that nothing of it is written."""
 POLL_SECONDS = 5.0
@@ -72,12 +75,18 @@ class _Connection(http.client.HTTPSConnection):
     def connect(self) -> None:
         timeout = self.timeout
         try:
-            self.timeout = CONNECT_SECONDS
+            self.timeout = min(CONNECT_SECONDS, timeout or CONNECT_SECONDS)
             super().connect()
         finally:
             self.timeout = timeout
         self.sock.settimeout(timeout)
         enable_keepalive(self.sock)
+
+    def within(self, seconds: float) -> None:
+        """The timeout of the next request."""
+        self.timeout = seconds
+        if self.sock is not None:
+            self.sock.settimeout(seconds)
 
 
 class _OnDisk:
@@ -115,17 +124,28 @@ class ControlClient:
         self._headers = {"Authorization": f"Bearer {credentials.token(PURPOSE)}"}
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._connection: http.client.HTTPSConnection | None = None
+        self._connection: _Connection | None = None
         self._closed = False
 
-    def call(self, name: str, request: Message, answer: type[M]) -> M:
-        """POST one message and return the answer."""
-        with self._lock:
-            body = self._send("POST", f"/v1/{name}", request.to_json().encode(), self._timeout)
+    def call(self, name: str, request: Message, answer: type[M], seconds: float | None = None) -> M:
+        """POST one message and return the answer; `seconds`: in all, also if an earlier request waits for its own."""
+        with self._turn(seconds) as timeout:
+            body = self._send("POST", f"/v1/{name}", request.to_json().encode(), timeout)
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
             raise ProtocolError(f"invalid answer to {name}: {error.errors()[0]['msg']}") from None
+
+    @contextlib.contextmanager
+    def _turn(self, seconds: float | None) -> Iterator[float]:
+        """One request at a time; yields the timeout of this one."""
+        began = time.monotonic()
+        if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
+            raise Unreachable("the coordinator has not answered an earlier request")
+        try:
+            yield self._timeout if seconds is None else max(SHORTEST, began + seconds - time.monotonic())
+        finally:
+            self._lock.release()
 
     def put(self, path: str, file: Path) -> None:
         """Stream one file over a separate connection, so that other requests continue."""
@@ -184,6 +204,7 @@ class ControlClient:
             self._drop(connection)
             raise Unreachable("this client was closed")
         try:
+            connection.within(timeout)
             headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -216,13 +237,16 @@ class ControlClient:
         assert issubclass(kind, TrainerError)
         raise kind(content.decode("utf-8", "replace") or f"HTTP {response.status}")
 
-    def _drop(self, connection: http.client.HTTPSConnection) -> None:
+    def _drop(self, connection: _Connection) -> None:
         if self._connection is connection:
             self._connection = None
         _shut(connection)
 
 
 def _shut(connection: http.client.HTTPSConnection) -> None:
+    with contextlib.suppress(OSError):
+        if connection.sock is not None:  # wakes a thread that waits for an answer
+            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
     with contextlib.suppress(OSError):
         connection.close()
 
@@ -266,11 +290,14 @@ class CoordinatorClient:
         """Send a heartbeat over a separate connection."""
         return self._beats.call("heartbeat", beat, Alive)
 
-    def send(self, request: Caller) -> None:
-        """Send what needs no answer; of a report of a non-finite batch it comes when shard 0 has rolled back."""
+    def send(self, request: Caller, seconds: float | None = None) -> None:
+        """Send what needs no answer; of a report of a non-finite batch it comes when shard 0 has rolled back.
+
+        `seconds`: see `ControlClient.call`.
+        """
         if isinstance(request, UnsentFiles):
             request = request.model_copy(update={"number": next(self._words)})
-        self._client.call(NAMES[type(request)], request, Done)
+        self._client.call(NAMES[type(request)], request, Done, seconds)
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
         """Stream one file of a task."""

@@ -13,7 +13,12 @@ from shoal_trainer.ps.client import PSClient
 from shoal_trainer.worker.exchange import Exchange
 
 LEAVE_SECONDS = 10.0
-"""How long a worker that stops waits for the answers to its last pushes."""
+"""How long a worker that stops waits for answers: to its last pushes, then to its word that it leaves.
+
+A pod has 20 s of grace. Without that word its leases are given to others once it is silent for some seconds.
+"""
+GOODBYE_SECONDS = 2.0
+"""How long it waits at least for the answer to that word."""
 T = TypeVar("T")
 
 
@@ -46,10 +51,18 @@ class Answers:
 
     def last(self, future: Future[T]) -> T:
         """An answer to a worker that stops; `Unreachable` if there is none within `LEAVE_SECONDS` of all together."""
+        try:
+            return future.result(timeout=max(0.0, self._left()))
+        except FutureTimeout:
+            raise Unreachable("no answer, and this worker is to end") from None
+
+    def left(self) -> float:
+        """How many seconds are left for the word that this worker leaves."""
+        return max(GOODBYE_SECONDS, self._left())
+
+    def _left(self) -> float:
+        """Of `LEAVE_SECONDS`, which begin with the first question."""
         now = self._clock()
         if self._leave_by is None:
             self._leave_by = now + LEAVE_SECONDS
-        try:
-            return future.result(timeout=max(0.0, self._leave_by - now))
-        except FutureTimeout:
-            raise Unreachable("no answer, and this worker is to end") from None
+        return self._leave_by - now

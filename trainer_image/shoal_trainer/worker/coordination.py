@@ -286,12 +286,12 @@ class ControlPlane:
         """Get a file of an earlier task, for an export; False if there is none."""
         return self._client.download(work.token, name, path)
 
-    def leave(self, wasted: Wasted) -> None:
-        """Leave the job. Files of callbacks that the storage has not taken are lost."""
+    def leave(self, wasted: Wasted, seconds: float) -> None:
+        """Leave the job, within `seconds`. Files of callbacks that the storage has not taken are lost."""
         self._late.stop()
         files = self._word(self._late.copies, self._late.written)  # in this order: see `join`
         counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
-        self._client.send(Leave(**self._client.identity, **counts, files=files))
+        self._client.send(Leave(**self._client.identity, **counts, files=files), seconds)
 
     def failed(self, error: Exception) -> None:
         """Report an error in the user's code."""
@@ -300,8 +300,8 @@ class ControlPlane:
     def close(self) -> None:
         """Stop the heartbeats."""
         self._stop.set()
+        self._client.close()  # first: the thread of `_late` may wait for an answer
         self._late.close()
-        self._client.close()
 
     def _message_text(self) -> str:
         """The message of this heartbeat. A callable is logged here, because its thread may be blocked."""

@@ -212,7 +212,7 @@ class Upstream:
         self._exchange.close()  # before the leases are released: a push must not arrive after that
         self._discard_unsent()
         try:
-            self._coordinator.leave(Wasted(self.wasted, self._acknowledged))
+            self._coordinator.leave(Wasted(self.wasted, self._acknowledged), self.answers.left())
         except Unreachable as error:
             log.warning("cannot report that this worker leaves: %s", error)
 

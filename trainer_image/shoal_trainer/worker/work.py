@@ -164,5 +164,5 @@ class Coordinator(Protocol):
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Write a file that an earlier task of the run uploaded to `path`, for an export; False if there is none."""
 
-    def leave(self, wasted: Wasted) -> None:
-        """Leave the job; the coordinator releases the rest of the leases."""
+    def leave(self, wasted: Wasted, seconds: float) -> None:
+        """Leave the job, within `seconds`; the coordinator releases the rest of the leases."""

@@ -6,18 +6,26 @@ import http.client
 import socket
 import ssl
 import struct
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from shoal_trainer.coordinator import control_client
 from shoal_trainer.coordinator import http as http_server
-from shoal_trainer.coordinator.control_client import CONNECT_SECONDS, ControlClient, _Connection
+from shoal_trainer.coordinator.control_client import (
+    CONNECT_SECONDS,
+    ControlClient,
+    CoordinatorClient,
+    _Connection,
+)
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     Assignment,
     Done,
     Heartbeat,
+    Leave,
     Next,
 )
 from shoal_trainer.errors import Unauthorized, Unreachable
@@ -201,6 +209,47 @@ def test_closed_client_opens_no_connection_again(start_server):
     with pytest.raises(Unreachable, match="closed"):
         client.call("next", Next(slot=3, incarnation=0, number=2), Assignment)
     assert client._connection is None
+
+
+@pytest.fixture
+def silent(start_server):
+    """A client of a server that answers nothing, and a request that waits for its answer in a thread."""
+    served, asked, ends = start_server(), threading.Event(), threading.Event()
+
+    def hangs(_request):
+        asked.set()
+        assert ends.wait(SECONDS)
+        return Done()
+
+    served.server.handlers |= {"next": hangs, "leave": hangs}
+    client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.next_work)
+        assert asked.wait(SECONDS)
+        yield client, waiting
+        ends.set()
+    client.close()
+
+
+def test_a_worker_leaves_in_time_though_an_earlier_request_has_no_answer(silent):
+    """It has 20 s, and each request takes 10 s while parameter server 0 hangs."""
+    client, waiting = silent
+    with pytest.raises(Unreachable, match="an earlier request"):
+        client.send(Leave(slot=0, incarnation=0), 0.01)
+    assert not waiting.done()
+
+
+def test_a_worker_leaves_in_time_though_its_last_word_has_no_answer(silent):
+    client, waiting = silent[0]._client._separate(), silent[1]  # no earlier one is under way
+    with pytest.raises(Unreachable, match="does not answer"):
+        client.call("leave", Leave(slot=0, incarnation=0), Done, 0.01)
+    assert not waiting.done()
+
+
+def test_closing_a_client_ends_a_request_without_an_answer(silent):
+    client, waiting = silent
+    client.close()
+    assert isinstance(waiting.exception(SECONDS / 2), Unreachable)
 
 
 def test_client_that_is_closed_while_it_opens_a_connection_keeps_none(start_server, monkeypatch):

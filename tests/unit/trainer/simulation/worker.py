@@ -416,7 +416,7 @@ class Worker:
         server.coordinator.end(report.succeeded(server.coordinator))
         self.world.final = server
 
-    def leave(self, wasted):
+    def leave(self, wasted, _seconds):
         request = Leave(
             slot=self.slot, incarnation=self.incarnation,
             wasted_steps=wasted.steps, wasted_acknowledged=wasted.acknowledged,

@@ -38,7 +38,7 @@ class Line:
         data = {"data": self.cluster.data, "batch_size": 2, "number": next(self.words)}
         return self.cluster.service.coordinator.join(request.model_copy(update=data))
 
-    def send(self, request):
+    def send(self, request, seconds=None):
         if self.old and isinstance(request, UnsentFiles):
             raise ProtocolError("unknown path /v1/unsent-files")
         if isinstance(request, UnsentFiles):

@@ -96,8 +96,9 @@ class FakeCoordinator:
     def fetch(self, _work, _name, _path):
         return False
 
-    def leave(self, _wasted):
+    def leave(self, _wasted, seconds):
         self.left += 1
+        self.given = seconds
 
 
 class Servers:

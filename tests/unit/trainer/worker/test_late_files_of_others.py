@@ -113,7 +113,7 @@ def test_files_that_were_stored_by_the_time_their_worker_leaves_are_not_told_as_
         late._send_one(name, copy)
     stored = {f"logs/{name}" for name in cluster.stored()}
     assert len(stored) == 3
-    cluster.planes[0].leave(Wasted())
+    cluster.planes[0].leave(Wasted(), 1.0)
     assert cluster.tasks.files.missing == dict.fromkeys(late.copies, "")
     assert len(late.copies) == 41 - 3
 
@@ -125,16 +125,16 @@ def test_a_worker_leaves_with_one_request_whatever_was_stored_since_its_last_wor
     cluster.full, plane, asked = False, cluster.planes[0], []
     plane._late._send_one(*plane._late._next()[0])
 
-    def hangs(request):
+    def hangs(request, _seconds):
         asked.append(type(request))
         raise Unreachable("no answer")
 
     with monkeypatch.context() as hanging:
         hanging.setattr(plane._client, "send", hangs)
         with pytest.raises(Unreachable):
-            plane.leave(Wasted())
+            plane.leave(Wasted(), 1.0)
     assert asked == [Leave]
-    plane.leave(Wasted())
+    plane.leave(Wasted(), 1.0)
     assert cluster.tasks.files.missing == {"logs/b": ""}
 
 
@@ -147,7 +147,7 @@ def test_a_worker_that_leaves_before_it_joins_a_restarted_server_says_what_is_st
         plane._late._send_one(name, copy)
     cluster.tasks.files = CallbackFiles().rewound(saved, EPOCHS)
     assert cluster.tasks.files.missing == {"logs/a": ""}
-    plane.leave(Wasted())
+    plane.leave(Wasted(), 1.0)
     assert cluster.stored() == {"a": "1"}
     assert cluster.tasks.files.missing == {}
 
@@ -161,7 +161,7 @@ def test_a_worker_that_leaves_asks_for_a_snapshot_if_its_last_late_file_is_store
     for name, copy in plane._late._next():
         plane._late._send_one(name, copy)
     monkeypatch.setattr(cluster.service.coordinator.course, "snapshot_soon", lambda: asked.append(True))
-    plane.leave(Wasted())
+    plane.leave(Wasted(), 1.0)
     assert asked == [True] * late
     assert cluster.tasks.files.missing == {}
 

@@ -161,6 +161,7 @@ def test_a_push_without_an_answer_does_not_keep_a_drained_worker(start_servers, 
     try:
         assert running.join() is End.DRAINED
         assert coordinator.left == 1
+        assert coordinator.given == waits.GOODBYE_SECONDS
         assert running.worker.loop.upstream.wasted == running.worker.loop.steps
     finally:
         answers.set()
