@@ -28,17 +28,25 @@ class File:
     """A file that the callbacks of an epoch have written: the storage has it, unless it comes later or never.
 
     `worker`: who sends it later. `lost`: why it never comes; "": it went with its worker. With both, a snapshot says
-    that it waits, and its worker has yet to say whether it still does.
+    that it waits, and its worker has yet to say whether it still does. `copy`: the number of what is sent, as its
+    worker has said. `stored`: that of its copy that the storage has.
     """
 
     epoch: int
     worker: Worker | None = None
     lost: str | None = None
+    copy: int | None = None
+    stored: int | None = None
 
     @property
     def waits(self) -> bool:
         """Whether it is on its way to the storage."""
         return self.worker is not None and self.lost is None
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the storage has what its worker sends, which has yet to say so."""
+        return self.copy is not None and self.copy == self.stored
 
 
 NEVER = File(UNKNOWN, lost="")
@@ -91,6 +99,11 @@ class CallbackFiles:
         """The storage has this file of the callbacks of an epoch."""
         self._change({name: File(epoch)})
 
+    def arrived(self, worker: Worker, name: str, copy: int) -> None:
+        """The storage has this copy of a file that waits, which is not lost with its worker if no newer one comes."""
+        if (file := self._files.get(name, NEVER)).worker == worker:
+            self._change({name: replace(file, stored=copy)})
+
     def sends_later(
         self,
         worker: Worker,
@@ -100,6 +113,7 @@ class CallbackFiles:
         writes: int | None,
         alone: bool,
         told: Collection[str],
+        copies: Mapping[str, int],
     ) -> bool:
         """This worker has yet to send files of these epochs, and no others. False if others follow it.
 
@@ -119,7 +133,13 @@ class CallbackFiles:
             {n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e, lost=True)}
         )
         if follows:
-            self._change({n: File(e, worker) for n, e in waits.items() if n not in newer})
+            self._change(
+                {
+                    n: File(e, worker, copy=copies.get(n), stored=mine.get(n, NEVER).stored)
+                    for n, e in waits.items()
+                    if n not in newer
+                }
+            )
         return follows
 
     def leave_out(self, names: Mapping[str, str], written: Mapping[str, int], newest: int) -> None:
@@ -143,8 +163,9 @@ class CallbackFiles:
 
     def release(self, worker: Worker) -> list[str]:
         """This worker is gone; returns the files that it has yet to send, which are lost."""
-        lost = sorted(name for name, who in self.missing.items() if who == worker)
-        self._change({n: File(f.epoch, lost="") for n, f in self._files.items() if f.worker == worker})
+        mine = {name: file for name, file in self._files.items() if file.worker == worker}
+        lost = sorted(name for name, file in mine.items() if file.waits and not file.has_come)
+        self._change({n: File(f.epoch, lost=None if f.has_come else "") for n, f in mine.items()})
         return lost
 
     def dump(self) -> dict[str, Any]:

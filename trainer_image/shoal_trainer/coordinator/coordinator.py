@@ -212,7 +212,8 @@ class Coordinator:
             tasks, member = self.record.tasks, self._contact(request.worker)
             _check_newest(member, request)
             member.word_number = max(member.word_number, request.number)
-            said = request.names, request.called, request.written
+            copies = dict(zip(request.names, request.copies, strict=False))
+            said = request.names, request.called, request.written, copies
             if member.left or not tasks.sends_later(request.worker, *said):
                 raise Overtaken("another worker runs the callbacks now")
             tasks.leave_out(request.left_out, request.written)

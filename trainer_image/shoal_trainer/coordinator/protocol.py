@@ -316,6 +316,8 @@ class UnsentFiles(Caller):
     """
 
     names: tuple[str, ...] = Field(default=(), max_length=MAX_FILES)
+    copies: tuple[int, ...] = Field(default=(), max_length=MAX_FILES)
+    """The number of the copy of each, under which it is uploaded; none: unknown."""
     called: int | None = None
     """The newest epoch whose callbacks this worker has run; None: unknown."""
     written: dict[str, int] = Field(default_factory=dict, max_length=MAX_FILES)

@@ -162,9 +162,12 @@ class CoordinatorService:
 
         kind = check()
         self.artefacts.receive(token, kind, name, chunks, check)
-        if kind == "callbacks":
-            with self.coordinator.lock:
-                self.coordinator.record.tasks.stores(worker, token, name)
+        with self.coordinator.lock:
+            tasks = self.coordinator.record.tasks
+            if kind == "callbacks":
+                tasks.stores(worker, token, name)
+            elif kind == "late":
+                tasks.files.arrived(worker, name, token[1])
 
     @contextlib.contextmanager
     def download(

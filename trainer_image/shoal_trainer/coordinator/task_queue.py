@@ -179,11 +179,12 @@ class Tasks:
         names: Collection[str],
         called: int | None = None,
         written: Mapping[str, int] = NOTHING,
+        copies: Mapping[str, int] = NOTHING,
     ) -> bool:
         """This worker has yet to send these files of callbacks, and no others. False if others follow it.
 
         `called`: the newest epoch whose callbacks it has run; None: unknown. `written`: the epoch of each of these
-        files, and of those that it has given up; an earlier version does not say it.
+        files, and of those that it has given up; an earlier version does not say it. `copies`: see `File`.
         """
         first = self.queue[0] if self.queue else None
         holder = first.holder if first is not None and first.kind != "evaluate" else None
@@ -194,7 +195,9 @@ class Tasks:
         waits = {name: min(newest, written.get(name, said)) for name in names}
         given_up = {name: min(newest, epoch) for name, epoch in written.items() if name not in waits}
         alone = (holder or self.caller) in {None, worker}
-        return self.files.sends_later(worker, waits, given_up, writes=writes, alone=alone, told=written)
+        return self.files.sends_later(
+            worker, waits, given_up, writes=writes, alone=alone, told=written, copies=copies
+        )
 
     def stores(self, worker: Worker, token: tuple[int, int], name: str) -> None:
         """This worker has stored a file of the callbacks that it runs."""

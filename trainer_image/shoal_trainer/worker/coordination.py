@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
@@ -265,14 +265,15 @@ class ControlPlane:
         if len(self._left_out) < MAX_LEFT_OUT:
             self._left_out[name] = why[:MAX_TEXT]
 
-    def announce(self, names: Iterable[str], written: Mapping[str, int]) -> None:
+    def announce(self, copies: Mapping[str, int], written: Mapping[str, int]) -> None:
         """See `late_files.Plane`."""
-        self._client.send(self._word(names, written))
+        self._client.send(self._word(copies, written))
 
-    def _word(self, names: Iterable[str], written: Mapping[str, int]) -> UnsentFiles:
+    def _word(self, copies: Mapping[str, int], written: Mapping[str, int]) -> UnsentFiles:
         return UnsentFiles(
             **self._client.identity,
-            names=tuple(names),
+            names=tuple(copies),
+            copies=tuple(copies.values()),
             called=self._called,
             written=dict(written),
             left_out=dict(self._left_out),
@@ -289,7 +290,7 @@ class ControlPlane:
     def leave(self, wasted: Wasted, seconds: float) -> None:
         """Leave the job, within `seconds`. Files of callbacks that the storage has not taken are lost."""
         self._late.stop()
-        files = self._word(self._late.copies, self._late.written)  # in this order: see `join`
+        files = self._word(self._late.numbers, self._late.written)  # in this order: see `join`
         counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
         self._client.send(Leave(**self._client.identity, **counts, files=files), seconds)
 

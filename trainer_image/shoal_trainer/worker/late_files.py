@@ -33,8 +33,11 @@ last for ever."""
 class Plane(Protocol):
     """Of `ControlPlane`, what is needed here."""
 
-    def announce(self, names: Iterable[str], written: Mapping[str, int]) -> None:
-        """Say which files come later, and of which epochs they are. `Overtaken` if others have run callbacks since."""
+    def announce(self, copies: Mapping[str, int], written: Mapping[str, int]) -> None:
+        """Say which files come later, the number of the copy of each, and of which epochs they are.
+
+        `Overtaken` if others have run callbacks since.
+        """
 
     def uploaded(self, token: Token, name: str, path: Path) -> bool:
         """Upload a file, unless the storage can never have it.
@@ -66,7 +69,7 @@ class LateFiles(Background):
         """Of the files that wait, in the order in which they are sent."""
         self.written: dict[str, int] = {}
         """Of the files that wait, and of those that were to and that the storage has not taken: the epoch."""
-        self._numbers = itertools.count()
+        self._count = itertools.count()
         self._trouble = Unreachable("files of callbacks wait for the storage")
         self._backoff = Backoff()
 
@@ -74,6 +77,11 @@ class LateFiles(Background):
     def trouble(self) -> Unreachable | None:
         """Why files wait; None if there are none."""
         return self._trouble if self.copies else None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Of the copies, which they are uploaded under."""
+        return {name: int(copy.name) for name, copy in dict(self.copies).items()}
 
     def add(self, files: Mapping[str, Path], epoch: int, trouble: Unreachable) -> Collection[str]:
         """Take copies of these files of this epoch, which replace those of an earlier one, and send them later.
@@ -108,11 +116,12 @@ class LateFiles(Background):
         held = sum(copy.stat().st_size for copy in self._folder.iterdir())
         if 2 * (held + sum(map(_size, files.values()))) > held + shutil.disk_usage(self._folder).free:
             raise trouble
-        self._plane.announce({*self.copies, *files}, self.written | dict.fromkeys(files, epoch))
+        new = {name: next(self._count) for name in files}
+        self._plane.announce(self.numbers | new, self.written | dict.fromkeys(files, epoch))
         copies = dict[str, Path]()
         try:
             for name, path in files.items():
-                copies[name] = self._folder / str(next(self._numbers))
+                copies[name] = self._folder / str(new[name])
                 try:
                     shutil.copyfile(path, copies[name])
                 except OSError as error:
@@ -140,7 +149,7 @@ class LateFiles(Background):
     def _next(self) -> list[tuple[str, Path]]:
         """Tell which files come; returns those to send before it is told again: of many a sixteenth, for its cost."""
         with self._lock:  # so that the coordinator hears of no older state later
-            self._plane.announce(self.copies, self.written)
+            self._plane.announce(self.numbers, self.written)
             return list(self.copies.items())[: 1 + len(self.copies) // 16]
 
     def _send(self) -> float | None:

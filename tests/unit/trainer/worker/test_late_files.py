@@ -147,7 +147,7 @@ def test_files_that_are_lost_with_their_worker_are_told_until_they_are_written_a
     with pytest.raises(Overtaken):
         cluster.planes[0]._client.upload((LATE, 0), "logs/log.csv", cluster.folder / "log.csv")
     with pytest.raises(Overtaken):
-        cluster.planes[0].announce(["logs/log.csv"], {})
+        cluster.planes[0].announce({"logs/log.csv": 0}, {})
     cluster.full = False
     (cluster.folder / "best.keras").unlink()
     cluster.call(cluster.train(1), slot=1, log__csv="1\n2\n")

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from shoal_trainer.coordinator.callback_files import CallbackFiles
-from shoal_trainer.coordinator.protocol import Leave, TaskDone, UnsentFiles
+from shoal_trainer.coordinator.protocol import LATE, Leave, TaskDone, UnsentFiles
 from shoal_trainer.errors import BadName, Unreachable
 from shoal_trainer.worker.work import Wasted
 from tests.unit.trainer.worker.callback_cluster import EPOCHS, LOST, exported, fail_once, restarted_from
@@ -116,6 +116,40 @@ def test_files_that_were_stored_by_the_time_their_worker_leaves_are_not_told_as_
     cluster.planes[0].leave(Wasted(), 1.0)
     assert cluster.tasks.files.missing == dict.fromkeys(late.copies, "")
     assert len(late.copies) == 41 - 3
+
+
+def fenced(cluster, slot):
+    """The coordinator takes this worker for lost."""
+    coordinator = cluster.service.coordinator
+    with coordinator.lock:
+        coordinator.departures.fence(coordinator.members.get((slot, 0)), "silent")
+
+
+def test_files_that_were_stored_by_the_time_their_worker_is_lost_are_not_told_as_lost(cluster):
+    """It has no word left. Up to a sixteenth of many are sent between two words, and best weights may be among them."""
+    cluster.full = True
+    cluster.epoch(best_weights__npz="1", **{f"{n}__keras": "x" for n in range(40)})
+    cluster.full, late = False, cluster.planes[0]._late
+    for name, copy in late._next():
+        late._send_one(name, copy)
+    fenced(cluster, 0)
+    assert len(cluster.stored()) == 3
+    assert cluster.tasks.files.missing == dict.fromkeys(late.copies, "")
+    assert len(late.copies) == 41 - 3
+
+
+def test_a_file_is_lost_with_its_worker_if_only_an_older_copy_is_stored(cluster):
+    """The newer one was said while the older one was on its way."""
+    cluster.full = True
+    cluster.epoch(a="1")
+    cluster.full, plane = False, cluster.planes[0]
+    [(name, copy)] = plane._late._next()
+    number = int(copy.name)
+    plane.announce({name: number + 1}, {name: 1})
+    assert plane.uploaded((LATE, number), name, copy)
+    fenced(cluster, 0)
+    assert cluster.stored() == {"a": "1"}
+    assert cluster.tasks.files.missing == {name: ""}
 
 
 def test_a_worker_leaves_with_one_request_whatever_was_stored_since_its_last_word(cluster, monkeypatch):
