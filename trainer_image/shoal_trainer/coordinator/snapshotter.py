@@ -1,7 +1,8 @@
 """Takes the snapshots: a thread on PS 0 that has all shards write their part and publishes the manifest.
 
 Neither the copy nor its writing holds the shard's lock for long. An unreachable storage does not stop
-training: the next attempt comes with the next interval, and each reason is logged once.
+training: the next attempt comes with the next interval, and each reason is logged once. A snapshot may be of many
+gigabytes: what the storage refuses for a moment is tried again for some seconds, while what else is written stands.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from shoal_trainer.background import Background, Wish
 from shoal_trainer.contract import SnapshotPolicy
@@ -28,8 +30,11 @@ from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 RETRY_SECONDS = 5.0
 """After the first failure of a scheduled snapshot; doubled after each further one."""
+STANDING_SECONDS = (1.0, 2.0, 4.0, 8.0)
+"""Before a part, or the manifest, is tried again while other parts stand."""
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 LEFT_OUT = "leftOut"
@@ -68,6 +73,7 @@ class Snapshotter(Background):
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
@@ -75,8 +81,8 @@ class Snapshotter(Background):
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
-        self._fenced, self._wall, self._clock, self._executor = fenced, wall, clock, executor
-        self._between = between
+        self._fenced, self._wall, self._clock, self._sleep = fenced, wall, clock, sleep
+        self._executor, self._between = executor, between
         self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
         """Held while a manifest is written."""
@@ -86,6 +92,8 @@ class Snapshotter(Background):
         self._tries_since: float | None = None
         self._logged = ""
         """Why there was no snapshot, as logged."""
+        self._waits = ""
+        """What is tried again while the rest of a snapshot stands."""
         self.not_removed = ""
         """Why old snapshots are still there."""
         self._untidy = True
@@ -107,7 +115,7 @@ class Snapshotter(Background):
     def trouble(self) -> tuple[float, str]:
         """For how many seconds no attempt has succeeded, and why the last one failed; (0, "") if it has succeeded."""
         since = self._tries_since
-        return (0.0, "") if since is None else (self._clock() - since, self._logged)
+        return (0.0, "") if since is None else (self._clock() - since, self._waits or self._logged)
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
@@ -141,9 +149,7 @@ class Snapshotter(Background):
                 ledger=ledger,
                 wall_time=self._wall(),
             )
-            if self._others:
-                self._store.check(files[1:])
-            self.last = self._store.publish(manifest)
+            self.last = self._standing(lambda: self._publish(manifest))
             with self._shard.lock:
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
@@ -182,13 +188,30 @@ class Snapshotter(Background):
                     )
             self._prune()
         self._untidy = True
-        with self._executor(max(1, len(self._others))) as pool:
-            parts = [
-                pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
-                for other in self._others
-            ]
-            own = self._store.write_shard(number, epoch, copy)
+        if not self._others:
+            return (self._store.write_shard(number, epoch, copy),)
+        with self._executor(len(self._others)) as pool:
+            asked = (number, epoch, self._published, copy.generation)
+            parts = [pool.submit(self._standing, partial(other.snapshot, *asked)) for other in self._others]
+            own = self._standing(lambda: self._store.write_shard(number, epoch, copy))
             return (own, *(part.result() for part in parts))
+
+    def _publish(self, manifest: Manifest) -> Manifest:
+        if self._others:
+            self._store.check(manifest.shards[1:])
+        return self._store.publish(manifest)
+
+    def _standing(self, step: Callable[[], T]) -> T:
+        """The result of a step of a snapshot of which other steps stand; it is tried again a few times."""
+        for pause in STANDING_SECONDS:
+            try:
+                return step()
+            except Unreachable as error:
+                if str(error) not in {self._waits, self._logged}:
+                    log.warning("a snapshot waits, what else is written of it stands: %s", error)
+                self._waits = str(error)
+            self._sleep(pause)
+        return step()
 
     def _prune(self) -> None:
         """Remove what is not to be kept; a new snapshot does not depend on it.
@@ -219,6 +242,7 @@ class Snapshotter(Background):
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
         self._tries_since = self._clock() if self._tries_since is None else self._tries_since
+        self._waits = ""
         try:
             self.take()
         except Fenced as error:

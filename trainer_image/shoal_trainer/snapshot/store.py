@@ -120,7 +120,7 @@ class SnapshotStore:
         self._wrote_at = self._clock()
 
     def check(self, parts: Sequence[ShardFile]) -> None:
-        """`Unreachable` if the shard of one of these parts was replaced; `SnapshotError` if a part is not here.
+        """`SnapshotError` if the shard of one of these parts was replaced, or a part is not here.
 
         Its successor did not start from this part, so the part does not match the current parameters. And where each
         server has a storage of its own, nobody could load what is in several.
@@ -128,7 +128,9 @@ class SnapshotStore:
         newest = claims.highest(self._storage.names(FOLDER))
         for part in parts:
             if part.epoch < newest.get(part.index, 0):
-                raise Unreachable(f"shard {part.index} was replaced while it wrote its part of the snapshot")
+                raise SnapshotError(
+                    f"shard {part.index} was replaced while it wrote its part of the snapshot"
+                )
             try:
                 self._storage.size(f"{FOLDER}/{part.file}")
             except FileNotFoundError:

@@ -43,7 +43,8 @@ class Servers:
         control, fenced = RemoteShard(self.shards[1], self.store), []
         reconciler = Reconciler(self.shards[0], [control], self.coordinator)
         self.snapshotter = Snapshotter(
-            self.shards[0], [control], self.coordinator, reconciler, self.store, SnapshotPolicy(), fenced=fenced.append
+            self.shards[0], [control], self.coordinator, reconciler, self.store, SnapshotPolicy(), fenced=fenced.append,
+            sleep=lambda _: None,
         )  # fmt: skip
         self.rollback = Rollback(
             self.shards[0], self.coordinator, self.store, self.snapshotter, fenced=fenced.append

@@ -108,10 +108,10 @@ class Bench:
         self.disk = Disk(folder)
         self.store = SnapshotStore(self.disk)
         self.fenced = Future()
-        self.others = []
+        self.others, self.pauses = [], []
         self.snapshotter = Snapshotter(
             self.shard, self.others, Ledger(self.shard), Reconciler(), self.store, policy,
-            fenced=self.fenced.set_result, wall=lambda: 1000.0,
+            fenced=self.fenced.set_result, wall=lambda: 1000.0, sleep=self.pauses.append,
         )  # fmt: skip
         self.seq = 0
 
@@ -233,7 +233,81 @@ def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench.train_until(lambda: bench.others[0].asked >= 3)
     bench.snapshotter.stop()
     assert latest(bench.store) is None  # an incomplete snapshot is not published
-    assert sum("shard 1 does not answer" in message for message in warnings(caplog)) == 1
+    because = [message for message in warnings(caplog) if "shard 1 does not answer" in message]
+    assert [message.split(",")[0] for message in because] == [
+        "a snapshot waits",
+        "no snapshot could be taken",
+    ]
+
+
+class Second(Free):
+    """A shard that writes its part, but for the first `fails` attempts."""
+
+    def __init__(self, bench, fails=0):
+        self.bench, self.fails, self.asked = bench, fails, 0
+        self.shard = ShardStore(1, 2, 0)
+        self.shard.workers.connect(0, 0)
+        self.shard.hello(0, 0, MODEL)
+        self.shard.offer(0, 0, aligned(self.shard.size))
+
+    def snapshot(self, number, epoch, published, generation):
+        self.asked += 1
+        if self.asked <= self.fails:
+            raise Unreachable("503 Service Unavailable")
+        return SnapshotStore(self.bench.disk).write_shard(number, epoch, self.shard.copy())
+
+
+def parts_written(bench):
+    return len(list(bench.disk.root.rglob("shard-*")))
+
+
+@pytest.mark.parametrize("name", ["names", "size", "create"])
+def test_parts_that_are_written_stand_while_the_storage_refuses_the_manifest(
+    tmp_path, caplog, monkeypatch, name
+):
+    """They are of gigabytes, and a 503 had all of them written anew."""
+    bench = Bench(tmp_path / "run", shards=2)
+    bench.others.append(second := Second(bench))
+    bench.begin().push()
+    call, refused, told = getattr(bench.disk, name), [], []
+
+    def busy(*arguments):
+        if parts_written(bench) == 2 and len(refused) < 2:
+            refused.append(arguments)
+            raise Unreachable("503 Service Unavailable")
+        return call(*arguments)
+
+    def sleep(seconds):
+        told.append((seconds, bench.snapshotter.trouble()[1]))
+
+    monkeypatch.setattr(bench.disk, name, busy)
+    bench.snapshotter._sleep = sleep
+    assert bench.snapshotter._try()
+    assert (second.asked, parts_written(bench), len(refused)) == (1, 2, 2)
+    assert latest(bench.store).shards[0].version == 1
+    assert told == [(1.0, "503 Service Unavailable"), (2.0, "503 Service Unavailable")]
+    assert sum("what else is written of it stands: 503" in message for message in warnings(caplog)) == 1
+    assert bench.snapshotter.trouble() == (0.0, "")
+
+
+def test_only_the_part_of_which_the_storage_refuses_something_is_written_anew(tmp_path):
+    bench = Bench(tmp_path / "run", shards=2)
+    bench.others.append(second := Second(bench, fails=2))
+    bench.begin().push()
+    written, write = [], bench.store.write_shard
+    bench.store.write_shard = lambda *about: written.append(about) or write(*about)
+    assert bench.snapshotter.take().shards[0].version == 1
+    assert (len(written), second.asked, bench.pauses) == (1, 3, [1.0, 2.0])
+
+
+def test_a_storage_that_goes_on_refusing_holds_up_a_snapshot_for_seconds_only(tmp_path, caplog):
+    bench = Bench(tmp_path / "run", shards=2)
+    bench.others.append(Second(bench, fails=99))
+    bench.begin().push()
+    assert not bench.snapshotter._try()
+    assert bench.pauses == list(snapshotter_module.STANDING_SECONDS)
+    assert not bench.snapshotter._try()
+    assert sum("503" in message for message in warnings(caplog)) == 2
 
 
 def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
@@ -252,7 +326,7 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
 
     bench.others.append(Replaced())
     bench.begin().push()
-    with pytest.raises(Unreachable, match="shard 1 was replaced"):
+    with pytest.raises(SnapshotError, match="shard 1 was replaced"):
         bench.snapshotter.take()
     assert latest(bench.store) is None
 

@@ -154,7 +154,7 @@ class Server:
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
-            between=world.interleave,
+            sleep=lambda _: None, between=world.interleave,
         )  # fmt: skip
         self.shard.on_ready = self.ready
         self.rollback = Rollback(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.errors import Fenced, RunTaken, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, RunTaken, SnapshotError, TrainerError, Unreachable, UserError
 from shoal_trainer.snapshot import claims
 from shoal_trainer.snapshot.claims import Claim, check_storage
 from shoal_trainer.snapshot.manifest import Manifest
@@ -115,7 +115,7 @@ def test_part_of_a_replaced_shard_is_refused(local: SnapshotStore, tmp_path: Pat
     files = [local.write_shard(1, 0, copy) for shard in stores if (copy := shard.copy())]
     local.check(files)
     Claim(LocalStorage(tmp_path), 1, 1).make()
-    with pytest.raises(Unreachable, match="shard 1 was replaced"):
+    with pytest.raises(SnapshotError, match="shard 1 was replaced"):
         local.check(files)
 
 

@@ -327,7 +327,9 @@ def test_flops_are_counted_when_asked_and_reported_once(bench, monkeypatch):
         plane._thread.join(30)
 
 
-def test_an_ending_worker_ends_its_requests_before_it_waits_for_a_thread_that_may_be_in_one(bench, monkeypatch):
+def test_an_ending_worker_ends_its_requests_before_it_waits_for_a_thread_that_may_be_in_one(
+    bench, monkeypatch
+):
     """The word about files took 10 s more while parameter server 0 hung."""
     plane, closed = bench.worker(), []
     monkeypatch.setattr(plane._client, "close", lambda: closed.append("client"))
