@@ -20,7 +20,8 @@ class Findings:
     the metrics whose sums the step returns. `embeddings`: by its path in x, the smallest Embedding that looks an
     array up as it is. `counts`: whether the step depends on the number of updates before it.
     `no_means`: what a custom step returns that no sums over batches make up. `whole`: why only Keras' whole step can
-    compute the model, and no part of it apart, as a trace of a part has shown.
+    compute the model, and no part of it apart, as a trace of a part has shown. `adding`: the names of the layers that
+    add losses in `call`, which may be means or sums over samples.
     """
 
     assigned: Sequence[Any] = ()
@@ -32,9 +33,18 @@ class Findings:
     counts: bool = False
     no_means: Sequence[str] = ()
     whole: str = ""
+    adding: Sequence[str] = ()
 
-    def warn(self, model: Any) -> None:
-        """Log where training differs from plain Keras."""
+    def warn(self, model: Any, of_sums: float) -> None:
+        """Log where training differs from plain Keras. `of_sums`: how many times as much a sum over samples counts."""
+        if self.adding and of_sums != 1:
+            log.warning(
+                "%s: if what add_loss adds is a sum over samples, it counts %.3g times as much as in Keras' fit on one "
+                "accelerator with the job's batchSize: each accelerator adds up its own samples, and a push counts by "
+                "its samples. A mean over samples counts as in fit.",
+                ", ".join(self.adding),
+                of_sums,
+            )
         if self.assigned:
             log.warning(
                 "%s: not exchanged, although training assigns it. Each worker has its own values, a replacement starts "

@@ -128,8 +128,9 @@ class FlatModel:
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
         self.on_server = not why_worker(model)
+        self._share = (reference or example.size) / example.size
         if self.on_server:
-            share_sums(model, (reference or example.size) / example.size)
+            share_sums(model, self._share)
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
@@ -181,7 +182,8 @@ class FlatModel:
             hint = " Shoal traces it, also with run_eagerly=True." if self.model.run_eagerly else ""
             raise UserError(f"The model's training step cannot be traced: {where(failed)}{hint}") from failed
         self._vary(self.found.generators)
-        self.found.warn(self.model)
+        by_samples = 1 / self._share if self.on_server else 1.0
+        self.found.warn(self.model, by_samples / self.device_count)
 
     def compile(self) -> None:
         """Run the traced step once, and undo what it assigns: XLA compiles in the first call, for up to minutes."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from keras import Model
-from keras.layers import Embedding
+from keras.layers import Embedding, Layer
 from keras.metrics import Mean
 from keras.random import SeedGenerator
 from keras.src import backend
@@ -110,6 +110,11 @@ def embeddings_called(see: Callable[[Any, Any], None]) -> contextlib.AbstractCon
 def seeds_drawn(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[None]:
     """Call `see(generator)` at each draw from a `SeedGenerator` in this block, but Shoal's own."""
     return _seen(SeedGenerator, "next", lambda generator, *_: see(generator))
+
+
+def losses_added(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Call `see(layer)` at each `add_loss` of a layer in this block, also that of its `activity_regularizer`."""
+    return _seen(Layer, "add_loss", lambda layer, *_: see(layer))
 
 
 def means_updated(see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:

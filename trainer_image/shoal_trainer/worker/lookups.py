@@ -1,4 +1,4 @@
-"""Finds which arrays of a batch an Embedding looks up as they are, and what draws, while a step is traced.
+"""Finds which arrays of a batch an Embedding looks up as they are, and what draws or adds losses, in a traced step.
 
 The graph shows it, whatever the model is made of. Ids that the model first shifts, hashes or takes a part of are not
 among them: the batch may have any numbers there.
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import located
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.keras_internals import embeddings_called, seeds_drawn
+from shoal_trainer.worker.keras_internals import embeddings_called, losses_added, seeds_drawn
 
 KEEPING = {
     "Identity",
@@ -33,7 +33,7 @@ NUMBERS = {tf.int32, tf.int64, tf.float32, tf.float64}
 
 @contextlib.contextmanager
 def lookups(found: Findings, x: Any) -> Iterator[None]:
-    """Note in `found` the embeddings that look up traced arrays of `x` in this block, and the generators that draw."""
+    """Note in `found` the embeddings that look up traced arrays of `x` in this block, and what draws or adds losses."""
     sources = {id(leaf): path for path, leaf in located(x)}
     limits: dict[tuple[Any, ...], Any] = {}
 
@@ -45,9 +45,16 @@ def lookups(found: Findings, x: Any) -> Iterator[None]:
             limits[path] = layer
 
     generators: dict[int, Any] = {}
-    with embeddings_called(see), seeds_drawn(lambda each: generators.update({id(each): each})):
+    adding: dict[str, Any] = {}
+    with (
+        embeddings_called(see),
+        seeds_drawn(lambda each: generators.update({id(each): each})),
+        losses_added(lambda layer: adding.update({layer.name: layer})),
+    ):
         yield
     found.embeddings, found.generators = limits, list(generators.values())
+    # A regularizer of activities is a mean over samples, as Keras has it.
+    found.adding = [name for name, layer in adding.items() if layer.activity_regularizer is None]
 
 
 def _keeps(tensor: Any) -> bool:

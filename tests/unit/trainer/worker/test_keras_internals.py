@@ -95,6 +95,21 @@ def test_generators_that_are_drawn_from():
     assert keras.random.SeedGenerator.next is draw
 
 
+def test_layers_that_add_losses():
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    layers = [Adds(), keras.layers.Dense(1, activity_regularizer="l2"), keras.layers.Dense(1)]
+    seen, add = [], keras.layers.Layer.add_loss
+    with internals.losses_added(seen.append):
+        for layer in layers:
+            layer(np.ones((2, 3)))
+    assert seen == layers[:2]
+    assert keras.layers.Layer.add_loss is add
+
+
 def test_names_that_are_given_back():
     first = keras.layers.Dense(1).name
     with internals.names_given_back(always=True):

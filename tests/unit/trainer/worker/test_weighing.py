@@ -1,5 +1,7 @@
 """Losses with several values per sample, against plain Keras without padding rows."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -289,3 +291,45 @@ def test_a_sum_whose_optimizer_runs_on_the_worker_is_that_of_its_batch(reduction
     np.testing.assert_allclose(np.asarray(step.update)[:4], moved, rtol=1e-4, atol=1e-6)
     values = x[:, 0] ** 2
     assert step.loss == pytest.approx(values.sum() if reduction else values.mean(), rel=1e-4)
+
+
+class Adds(L.Layer):
+    def __init__(self, reduce):
+        super().__init__(name="adds")
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(0.1 * self.reduce(x**2))
+        return x
+
+
+def adding(layer):
+    i = keras.Input((6, 6, 1))
+    model = keras.Model(i, layer(L.Conv2D(1, 3, padding="same")(i)))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("devices", "reference", "said"),
+    [(1, 4, "adds: .* counts 2 times"), (2, None, "adds: .* counts 0.5 times"), (1, None, ""), (2, 4, "")],
+)
+def test_a_sum_that_a_layer_adds_is_told_where_it_counts_otherwise_than_in_fit(
+    devices, reference, said, caplog
+):
+    """It cannot be told from a mean, which counts as in fit."""
+    example = next(iter(Indexed.from_arrays(IMAGES, IMAGES).read(Part(0, 8), 8)))
+    layer = Adds(keras.ops.sum)
+    flat_model = FlatModel(
+        adding(layer), example, "fp32", reference=reference, on_host=False, devices=["/CPU:0"] * devices
+    )
+    flat_model.trace()
+    assert bool(said) == ("add_loss" in caplog.text)
+    assert re.search(said, caplog.text)
+
+
+def test_a_regularizer_of_activities_is_a_mean_over_samples(caplog):
+    example = next(iter(Indexed.from_arrays(IMAGES, IMAGES).read(Part(0, 8), 8)))
+    layer = L.Dense(1, activity_regularizer="l2")
+    FlatModel(adding(layer), example, "fp32", reference=4).trace()
+    assert "add_loss" not in caplog.text
