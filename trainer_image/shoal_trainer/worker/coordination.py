@@ -94,6 +94,8 @@ class ControlPlane:
         """Since when there is a message about something, which may have changed meanwhile."""
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each file that is uploaded, or will be by `_late`."""
+        self._exported: tuple[Token, dict[str, tuple[int, int]]] = (-1, -1), {}
+        """The same of the files of the export under this token."""
         self._left_out: dict[str, str] = {}
         """The files of callbacks that the storage lacks, though none waits for it, and why."""
         self._called: int | None = None
@@ -186,8 +188,8 @@ class ControlPlane:
     ) -> None:
         """Upload the new and changed files, then send the result.
 
-        An export uploads all files, because the model's manifest lists only files with the task's token. Files of
-        callbacks that the storage does not take now follow later.
+        An export uploads all files, because the model's manifest lists only files with the task's token; once, though
+        the model may have to be published again. Files of callbacks that the storage does not take now follow later.
         """
         if work.kind == "callbacks":
             self._called = work.epoch
@@ -213,12 +215,16 @@ class ControlPlane:
         """Upload what is new or has changed; returns what arrived."""
         exports, sent, late = work.kind == "export", list[str](), dict[str, tuple[int, int]]()
         trouble = None if exports else self._late.trouble
+        if exports and self._exported[0] != work.token:
+            self._exported = work.token, {}
+        stands = self._exported[1] if exports else self._uploaded
         for name, path in files.items():
             state = UNREAD
             try:
                 found = path.stat()  # before the upload, so that a later write is uploaded with the next task
                 state = found.st_size, found.st_mtime_ns
-                if not exports and self._uploaded.get(name) == state:
+                if stands.get(name) == state:
+                    sent += [name] if exports else []
                     continue
                 if trouble is None and self.uploaded(work.token, name, path, leaves_out=not exports):
                     sent.append(name)
@@ -234,7 +240,7 @@ class ControlPlane:
                     raise
                 self.leave_out(name, why_unread(error))
                 self._late.written[name], state = work.epoch, UNREAD
-            (self._uploaded if trouble is None else late)[name] = state
+            (stands if trouble is None else late)[name] = state
         if trouble is not None and late:
             taken = self._late.add({name: files[name] for name in late}, work.epoch, trouble)
             self._uploaded |= {name: late[name] for name in taken}

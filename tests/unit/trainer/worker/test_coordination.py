@@ -160,6 +160,22 @@ def test_model_is_uploaded_whole_for_each_token(bench):
     assert [file.name for file in manifest.files] == ["model.keras"]
 
 
+def test_files_of_a_model_stand_while_the_storage_refuses_its_manifest(bench):
+    """They are of gigabytes, and were sent with each attempt to publish it."""
+    plane = bench.worker()
+    plane._client.kind = "export"
+    plane._client.lost = {2, 4, 5}
+    for name in ("model.keras", "saved_model.pb"):
+        bench.write(name, name)
+    files = {path.name: path for path in sorted(bench.folder.iterdir())}
+    give_back(plane, TaskWork((0, 1), "export"), files)
+    assert plane._client.uploads == ["model.keras", "saved_model.pb", "saved_model.pb"]
+    assert plane._client.calls == 6
+    bench.artefacts.publish_model((0, 1), TerminationMessage(outcome=Outcome.SUCCEEDED))
+    manifest = ModelManifest.model_validate_json(bench.storage.read("model/manifest.json"))
+    assert [file.name for file in manifest.files] == list(files)
+
+
 def test_callable_message_is_evaluated_per_heartbeat_and_logged_once(bench, caplog):
     plane, words = bench.worker(), iter(["", "has waited 30 s for part-3", "has waited 31 s for part-3"])
     plane.set_message(lambda: next(words))
