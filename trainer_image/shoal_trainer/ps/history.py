@@ -6,6 +6,7 @@ Its owner holds the shard's lock. It never fences: a worker that is named here i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from shoal_trainer.errors import ProtocolError, Unreachable
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
@@ -49,7 +50,10 @@ class History:
         self.journal_fills: Callable[[], None] = lambda: None
         """Called, under the shard's lock, when the journal becomes nearly full; set by whoever takes snapshots."""
         self._closed: dict[Begun, int] = {}
-        """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
+        """Pushes of which a part is in the parameters and which nobody continues, and the version then, in its order.
+
+        Of each slot at most those of `KEPT_INCARNATIONS`.
+        """
         self._last_of: dict[int, int] = {}
         """The version that each slot's last push made."""
         self.restored = False
@@ -127,11 +131,13 @@ class History:
         def contained(push: Begun) -> int:
             return push.pieces if seen is None else seen.missing.get(push, push.pieces)
 
-        open_ones = dict.fromkeys(self.walks.begun.values(), -1)
+        # From the newest on: each answer needs a few of thousands.
+        given_up = list(takewhile(lambda one: one[1] >= floor, reversed(self._closed.items())))
+        open_ones = ((push, -1) for push in self.walks.begun.values())
         return tuple(
             BegunPush(*push.push, pieces, closed, push.progress)
-            for push, closed in (self._closed | open_ones).items()
-            if (pieces := contained(push)) and (closed < 0 or closed >= floor)
+            for push, closed in (*reversed(given_up), *open_ones)
+            if (pieces := contained(push))
         )
 
     # --- replaced -------------------------------------------------------------------------------------------------
@@ -181,4 +187,5 @@ class History:
             if (push.slot, push.incarnation, push.seq) not in self.contents
         }
         self.walks = Walks(self.walks.pieces, (push for push, closed in known.items() if closed < 0))
-        self._closed = {push: closed for push, closed in known.items() if closed >= 0}
+        given_up = sorted(known.items(), key=lambda one: one[1])
+        self._closed = {push: closed for push, closed in given_up if closed >= 0}
