@@ -192,9 +192,6 @@ def test_what_is_missing_is_named_with_a_way_out(
     assert words in check.help
 
 
-@pytest.mark.parametrize(
-    "jobs", [[], [{"metadata": {"name": "new"}}], [RUNNING | {"status": {"phase": "Failed"}}]]
-)
 def test_a_thousand_coordinators_are_a_line() -> None:
     many = [copy.deepcopy(RUNNING) for _ in range(1000)]
     for number, each in enumerate(many):
@@ -206,6 +203,9 @@ def test_a_thousand_coordinators_are_a_line() -> None:
     assert checks[1].message.startswith("job-500:")
 
 
+@pytest.mark.parametrize(
+    "jobs", [[], [{"metadata": {"name": "new"}}], [RUNNING | {"status": {"phase": "Failed"}}]]
+)
 def test_the_way_to_coordinators_is_unknown_where_no_job_runs(jobs: list[dict[str, Any]]) -> None:
     [check] = [each for each in diagnose(replace(GOOD, jobs=jobs)) if each.state != "ok"]
     assert (check.name, check.state) == ("coordinators", "unknown")
