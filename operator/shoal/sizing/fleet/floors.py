@@ -1,7 +1,8 @@
 """Nodes that are left to jobs that come later in the order: of those that a job has, its least workers stay its own.
 
 The policy carries out no plan with fewer (`FleetJob.accepts`), whoever is to have the nodes: who plans them for another
-job has that one wait for ever. Which of its nodes a job keeps is open until others are planned.
+job has that one wait for ever. Which of its nodes a job keeps is open until others are planned. Jobs that share nodes
+leave each other their shares, too.
 """
 
 from __future__ import annotations
@@ -25,15 +26,29 @@ class Floors:
             has = Counter(
                 {p: n for p, n in job.holds(job.under_way).items() if p in job.pools and p in pools}
             )
-            kept = Counter[str]()
-            for pool in has:
-                kept[pool] = min(has[pool], job.floor - kept.total())
-            self._has[job.name], self._kept[job.name] = has, kept
-            self._total.update(kept)
+            self._has[job.name], self._kept[job.name] = has, _first(job.floor, has)
+            self._total.update(self._kept[job.name])
+        self._shares: dict[str, Counter[str]] = {}
+        self._shared = Counter[str]()
+
+    def free(self, sharers: Sequence[FleetJob], left: Mapping[str, int]) -> dict[str, int]:
+        """What jobs are to share: all others keep their floors, and the shares that they have."""
+        taken = self._total + self._shared
+        for job in sharers:
+            taken.subtract(self._kept[job.name])
+        return {pool: max(number - taken[pool], 0) for pool, number in left.items()}
+
+    def share(self, job: FleetJob, counts: Mapping[str, int]) -> None:
+        """Have other jobs that share nodes leave these to a job."""
+        self._total.subtract(self._kept[job.name])
+        self._kept[job.name] = kept = _first(job.floor, self._has[job.name] & Counter(counts))
+        self._total.update(kept)
+        self._shares[job.name] = Counter(counts) - kept
+        self._shared.update(self._shares[job.name])
 
     def room(self, job: FleetJob, left: Mapping[str, int]) -> dict[str, int]:
         """What is left to a job, whose turn it is: the later ones keep nodes that it cannot use, where they can."""
-        self._total -= self._kept.pop(job.name)
+        self._total.subtract(self._kept.pop(job.name))
         for name, kept in self._kept.items():
             for pool in (pool for pool in job.pools if kept[pool]):
                 for other in self._has[name].keys() - set(job.pools):
@@ -43,4 +58,16 @@ class Floors:
                     self._total.update(change)
                     kept[pool] -= change[other]
                     self._total[pool] -= change[other]
-        return {pool: max(number - self._total[pool], 0) for pool, number in left.items()}
+        taken = Counter(self._total)
+        if (own := self._shares.pop(job.name, None)) is not None:
+            self._shared.subtract(own)
+            taken.update(self._shared)
+        return {pool: max(number - taken[pool], 0) for pool, number in left.items()}
+
+
+def _first(number: int, counts: Mapping[str, int]) -> Counter[str]:
+    """So many of these nodes."""
+    some = Counter[str]()
+    for pool, n in counts.items():
+        some[pool] = min(n, number - some.total())
+    return some

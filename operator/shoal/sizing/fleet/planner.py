@@ -22,6 +22,7 @@ from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
+from shoal.sizing.fleet.shares import Shares
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.planner import exactly, nothing
@@ -106,16 +107,21 @@ def _planned(
     """The plans of all jobs, in the same order."""
     left = given.limits
     alone: dict[str, Solved] = {}
-    order = sorted(
-        jobs,
-        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
-    )
+    urgency = {job.name: _otherwise(NOT_URGENT, _urgency, job, given) for job in jobs}
+    order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
+    late = {name for name, (_, slack) in urgency.items() if slack == LATE}
+    shares = _otherwise(None, Shares, order, given, late)
+    if shares is not None:  # they share what those leave who take no more than they need
+        order.sort(key=lambda job: (-job.priority, 1 if job.name in shares else 2 * urgency[job.name][0]))
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(job.holds(job.under_way)):
             first.setdefault((_model(job), name), job.name)
-    floors = Floors(order, left)
+    floors, level = Floors(order, left), math.inf
     for job in order:
+        if shares is not None and job.name in shares and job.priority < level:
+            level = job.priority
+            _otherwise(None, shares.leave, job.priority, floors, left)
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
         alone[job.name] = solved = solve(job, floors.room(job, left), given, elsewhere)
         holds = job.holds(solved.answer.counts)

@@ -1,8 +1,12 @@
-"""Jobs that are to be fast share the nodes of a pool: all of them, alike, and as long as nothing is surely better."""
+"""Jobs that are to be fast share the nodes of a pool: all of them, alike, and as long as nothing is surely better.
+
+Of few jobs by trades, of many by shares.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.sizing.availability import Floats
 from shoal.sizing.fleet import FleetJob, FleetPlan, LogMean, Profile, ServerLoad, plan_fleet
+from shoal.sizing.fleet.problems import job_problem
+from shoal.sizing.fleet.shares import Sharer, share
+from shoal.sizing.speed.model import fitted
 from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
 
 IDLE = replace(PROFILE, server_load={1: ServerLoad(1.0, 6000)})
+SPEEDS, _ = fitted([IDLE])
 
 
 def fast(name: str, **changes: object) -> FleetJob:
@@ -139,3 +148,143 @@ def test_jobs_share_nodes_that_cost_nothing_as_those_that_are_to_be_fast(has: tu
     free = replace(STEADY, limit=8, price_per_hour=0.0)
     jobs = [running(name, n, prefer="MinCost") for name, n in zip("ab", has, strict=True)]
     assert counts(plan_fleet([free], [IDLE], jobs)) == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize(("number", "has", "price"), [(9, 2, 0.0), (9, 0, 1.5), (30, 0, 0.0)])
+def test_any_number_of_jobs_leaves_no_node_idle_and_has_as_many_each(
+    number: int, has: int, price: float
+) -> None:
+    """Nine jobs on 36 nodes stayed with the two with which each began, and of thirty new ones most had none."""
+    jobs = [running(f"{i:02}", has) if has else fast(f"{i:02}") for i in range(number)]
+    found = plan_fleet([replace(STEADY, limit=4 * number, price_per_hour=price)], [IDLE], jobs)
+    assert set(counts(found).values()) == {4}
+    assert all(each.feasible for each in found.jobs.values())
+
+
+def test_one_more_job_gets_its_share_of_many_that_run() -> None:
+    jobs = [running(f"{i:02}", 4) for i in range(11)]
+    shares = counts(plan_fleet([replace(STEADY, limit=44)], [IDLE], [*jobs, fast("new")]))
+    assert sum(shares.values()) == 44
+    assert 3 <= min(shares.values()) <= max(shares.values()) <= 4
+
+
+def test_shares_of_many_stay_from_minute_to_minute_whatever_the_watch_says() -> None:
+    noise, pools = random.Random(0), [replace(STEADY, limit=50)]
+    shares = {f"{i:02}": 5 if i in {3, 7} else 4 for i in range(12)}
+    left = {name: 2e8 * noise.uniform(0.5, 1.5) for name in shares}
+    for _ in range(4):
+        row = replace(IDLE.rows[0], compute=LogMean.of(0.083 * noise.lognormvariate(0, 0.02), 0.004, 500))
+        watched = Profile(IDLE.model, (row,), IDLE.server_load)
+        jobs = [running(name, n, samples_left=left[name]) for name, n in shares.items()]
+        assert counts(plan_fleet(pools, [watched], jobs, kept={})) == shares
+        left = {name: left[name] - 1e5 * n * noise.lognormvariate(0, 0.1) for name, n in shares.items()}
+
+
+def test_of_many_jobs_those_in_time_have_what_they_need_and_each_other_has_a_share() -> None:
+    """Those with a deadline took all beyond what they need for it; those without one had no node."""
+    pools = [replace(STEADY, limit=60)]
+    cheap = [job(f"cheap-{i}", pools=("steady",), samples_left=1e7) for i in range(4)]
+    bound = [fast(f"bound-{i}", samples_left=1.5e7, deadline_seconds=3600.0) for i in range(4)]
+    late = [fast(f"late-{i}", deadline_seconds=60.0, prefer="MinCost") for i in range(4)]
+    free = [fast(f"free-{i}") for i in range(4)]
+    found = plan_fleet(pools, [IDLE], [*cheap, *bound, *late, *free])
+    shares = counts(found)
+    assert all(each.feasible for name, each in found.jobs.items() if not name.startswith("late"))
+    assert sum(shares.values()) == 60
+    assert min(shares.values()) >= 2
+
+
+def test_of_many_jobs_those_of_higher_priority_go_first_and_the_others_share_the_rest() -> None:
+    above = [fast(f"above-{i}", priority=1, max_workers=4) for i in range(3)]
+    below = [running(f"below-{i}", 4) for i in range(8)]
+    shares = counts(plan_fleet([replace(STEADY, limit=32)], [IDLE], [*below, *above]))
+    assert [shares[each.name] for each in above] == [4, 4, 4]
+    assert sum(shares.values()) == 32
+    assert {shares[each.name] for each in below} == {2, 3}
+
+
+def test_of_many_jobs_a_node_goes_to_those_whom_it_makes_faster() -> None:
+    """Behind full servers a worker more makes no job faster."""
+    full = replace(PROFILE.model, fingerprint="full")
+    slow = Profile(full, PROFILE.rows, {1: ServerLoad(600.0, 20_000)})
+    held = [fast(f"held-{i}", model=full) for i in range(5)]
+    jobs = [*held, *(fast(f"quick-{i}") for i in range(5))]
+    shares = counts(plan_fleet([replace(STEADY, limit=60)], [IDLE, slow], jobs))
+    assert sum(shares.values()) == 60
+    assert max(shares[each.name] for each in held) < min(
+        n for name, n in shares.items() if name.startswith("quick")
+    )
+
+
+def test_of_many_jobs_one_that_has_no_other_pool_gets_a_share_of_it() -> None:
+    pools = [replace(STEADY, limit=12), replace(STEADY, name="other", limit=28, price_per_hour=1.6)]
+    both = [fast(f"both-{i}", pools=("steady", "other")) for i in range(6)]
+    found = plan_fleet(pools, [IDLE], [*both, *(fast(f"one-{i}") for i in range(4))]).jobs
+    workers = [sum(each.counts.values()) for each in found.values()]
+    assert sum(workers) == 40
+    assert min(workers) >= 3
+
+
+@settings(max_examples=examples(6), deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 6), st.integers(1, 3), st.sampled_from([None, 60.0, 7200.0]), st.integers(0, 1)
+        ),
+        min_size=9,
+        max_size=14,
+    ),
+    st.integers(1, 40),
+)
+def test_many_jobs_never_get_more_than_there_is(
+    given: list[tuple[int, int, float | None, int]], nodes: int
+) -> None:
+    """However few nodes there are for what runs, and whatever each needs at least."""
+    jobs = [
+        running(f"{i:02}", has, min_workers=least, least=least, deadline_seconds=deadline, priority=priority)
+        for i, (has, least, deadline, priority) in enumerate(given)
+    ]
+    found = plan_fleet([replace(STEADY, limit=nodes)], [IDLE], jobs)
+    assert sum(counts(found).values()) <= nodes
+    assert not any(each.fault for each in found.jobs.values())
+
+
+def test_shares_of_a_hundred_jobs_take_as_long_for_each_as_those_of_ten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Counter[int]()
+    steps = Sharer.steps
+
+    def counted(self: Sharer) -> tuple[Floats, Floats]:
+        looks[number] += 1
+        return steps(self)
+
+    monkeypatch.setattr(Sharer, "steps", counted)
+    for number in (10, 100):
+        one = job_problem(
+            fast("a"), [replace(STEADY, limit=4 * number)], {"steady": 4 * number}, SPEEDS
+        ).problem
+        shares = share([Sharer(fast(f"{i:03}"), one) for i in range(number)], {"steady": 4 * number})
+        assert {each["steady"] for each in shares.values()} == {4}
+    assert looks[100] <= 10 * looks[10]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_a_job_of_which_nothing_is_known_gets_the_node_with_which_it_begins(jobs: int) -> None:
+    """It waited until one of them ended: its model is known when a worker has reported it."""
+    new = fast("new", model=None, min_workers=4, least=1)
+    found = plan_fleet(
+        [replace(STEADY, limit=4 * jobs)], [IDLE], [*(running(f"{i}", 4) for i in range(jobs)), new]
+    )
+    shares = counts(found)
+    assert shares.pop("new") == 1
+    assert sum(shares.values()) == 4 * jobs - 1
+
+
+def test_jobs_of_which_nothing_is_known_leave_those_that_run_what_they_keep() -> None:
+    new = [fast(f"new-{i}", model=None) for i in range(8)]
+    shares = counts(plan_fleet([replace(STEADY, limit=4)], [IDLE], [running("a", 4), *new]))
+    assert shares.pop("a") == 1
+    assert sum(shares.values()) == 3
+    above = running("above", 4, priority=1, max_workers=4)
+    assert counts(plan_fleet([replace(STEADY, limit=4)], [IDLE], [above, *new]))["above"] == 4
