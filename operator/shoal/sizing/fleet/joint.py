@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
@@ -30,16 +30,21 @@ at all, if that moves fewer workers: what was traded stays so."""
 SAME, MOST_TIMES = 1e-9, 1e3
 """What differs by no more is the same, and more times as much is no more than that: what is free, or never ends."""
 MOST_TRADERS = 8
-"""Of more jobs no cheaper trade is looked for, and no more trade with one that is late: for each, once a minute, it
-takes about as long as its plan alone."""
+"""So many jobs trade together, more of them in groups: the candidates of each are tried against those of each other."""
+MOST_GROUPS = 12
+"""A plan tries no more: for each job, once a minute, a trade takes about as long as its plan alone. The next one goes
+on from what is carried out by then."""
 
 
 def better_together(
-    order: Sequence[Solved], given: Given, between: Callable[[], None] = lambda: None
+    order: Sequence[Solved],
+    given: Given,
+    between: Callable[[], None] = lambda: None,
+    lost: Container[str] = (),
 ) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already.
 
-    `between`: see `plan_together`.
+    `between`: see `plan_together`. `lost`: jobs that no trade would have in time.
     """
     able = [each for each in order if each.one is not None and not each.job.is_held]
     if len(able) < 2:
@@ -51,26 +56,61 @@ def better_together(
                 if name in limits:
                     limits[name] = max(limits[name] - count, 0)
     try:
-        traders = _traders(able, given.pools, limits)
-        traded = {each.job.name: each for each in _traded(traders, able, limits, given, between)}
-        best = [traded.get(each.job.name, each) for each in able]
-        best = _kept(best, limits, given) or best
+        best = _best(able, limits, given, between, lost)
     except UsageError:
         return {}
     return {each.job.name: each for each in best}
 
 
+def _best(
+    able: Sequence[Solved],
+    limits: Mapping[str, int],
+    given: Given,
+    between: Callable[[], None],
+    lost: Container[str],
+) -> Sequence[Solved]:
+    """What is carried out, or else the jobs' own plans, with all trades.
+
+    Where a group finds no trade, those that are late look for one singly, and leave half of the time to the others.
+    """
+    best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
+    tried = {each.job.name for each in able if many and each.job.name in lost}
+    for number in range(MOST_GROUPS if many else 1):
+        if many and number == MOST_GROUPS // 2:
+            tried |= {each.job.name for each in _late(best)}
+        traders = _traders(best, given.pools, limits, tried, most)
+        if many and number == 0 and traders and (runs := _kept(best, limits, given)):
+            best = runs
+            traders = _traders(best, given.pools, limits, tried, most)
+        if not traders:
+            break
+        traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
+        best = [traded.get(each.job.name, each) for each in best]
+        if not traded and most > 1 and _late(traders):
+            most = 1
+        else:
+            tried |= {each.job.name for each in _late(traders) or traders}
+    return _kept(best, limits, given) or best
+
+
 def _traders(
-    able: Sequence[Solved], pools: Sequence[FleetPool], limits: Mapping[str, int]
+    able: Sequence[Solved],
+    pools: Sequence[FleetPool],
+    limits: Mapping[str, int],
+    tried: Container[str],
+    most: int,
 ) -> Sequence[Solved]:
     """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
 
     Where nobody else has it, one that is late itself may, of the same priority. Where none misses its limits: all, if
-    one pays more because of what others have. `limits`: the nodes by pool that there are for all of them.
+    one pays more because of what others have; of many, some of those. `limits`: the nodes by pool that there are for
+    all of them. `tried`: jobs that need not be helped any more. `most`: how many are helped at once.
     """
-    late = [each for each in able if not each.answer.feasible]
+    late = [each for each in _late(able) if each.job.name not in tried][:most]
+    if not late and len(able) > MOST_TRADERS:
+        return _dearest([each for each in able if each.job.name not in tried], pools, _full(able, limits))
     if not late:
-        return able if len(able) <= MOST_TRADERS and _is_contended(able, pools, limits) else ()
+        return able if not tried and _is_contended(able, pools, limits) else ()
     full = _full(able, limits)
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
@@ -82,10 +122,48 @@ def _traders(
     givers = others[:room]
     if not givers:
         number = Counter(each.job.priority for each in late)
-        level = next((priority for priority, jobs in number.items() if jobs > 1), None)
+        level = next((priority for priority, jobs in number.items() if jobs > 1), late[0].job.priority)
         late = [each for each in late if each.job.priority == level]
     chosen = {each.job.name for each in [*givers, *late[: MOST_TRADERS - len(givers)]]}
     return [each for each in able if each.job.name in chosen]
+
+
+def _dearest(plans: Sequence[Solved], pools: Sequence[FleetPool], full: set[str]) -> Sequence[Solved]:
+    """Of jobs that are to be cheap: to whom a full pool is worth most, and those that have it and to whom it is least.
+
+    A node is worth what a job pays for the same work elsewhere: now, or if it had to leave.
+    """
+    groups = defaultdict[tuple[int, str], list[Solved]](list)
+    for each in plans:
+        if _prefers(each) == "MinCost" and each.answer.feasible:
+            for name in full.intersection(each.answer.speeds):
+                groups[each.job.priority, name].append(each)
+    prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
+    chosen, most = list[Solved](), 0.0
+    for (_, name), jobs in groups.items():
+        pays, saves = list[tuple[float, Solved]](), list[tuple[float, Solved]]()
+        for each in jobs:
+            speed, counts = each.answer.speeds[name], each.answer.counts
+            dear = {
+                other: prices[other] / of * speed
+                for other, of in each.answer.speeds.items()
+                if other != name and of
+            }
+            now = max((dear[other] for other in dear if counts.get(other)), default=0.0)
+            if now > prices[name]:
+                pays.append((now, each))
+            if counts.get(name):
+                saves.append((min(dear.values(), default=math.inf), each))
+        pays.sort(key=lambda pair: -pair[0])
+        saves.sort(key=lambda pair: pair[0])
+        if pays and saves and pays[0][0] - saves[0][0] > most:
+            most = pays[0][0] - saves[0][0]
+            takers = [each for worth, each in pays if worth > (1 + WORTH_A_TRADE) * saves[0][0]]
+            givers = [each for worth, each in saves if (1 + WORTH_A_TRADE) * worth < pays[0][0]]
+            givers = givers[: max(MOST_TRADERS - len(takers), MOST_TRADERS // 2)]
+            chosen = [*givers, *takers[: MOST_TRADERS - len(givers)]]
+    names = {each.job.name for each in chosen}
+    return [each for each in plans if each.job.name in names]
 
 
 def _traded(
@@ -168,6 +246,11 @@ def _full(plans: Sequence[Solved], limits: Mapping[str, int]) -> set[str]:
     """The pools of which no node is left; not those that have none for these jobs, whatever they trade."""
     used = _used(plans)
     return {name for name, limit in limits.items() if used[name] >= limit > 0}
+
+
+def _late(plans: Sequence[Solved]) -> list[Solved]:
+    """Those that miss their limits."""
+    return [each for each in plans if not each.answer.feasible]
 
 
 def _missed(plans: Sequence[Solved]) -> list[int]:

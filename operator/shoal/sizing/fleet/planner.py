@@ -133,7 +133,7 @@ def _planned(
             given.reserves[job.name] = reserve
         told(job.name, solved.answer)
     best = [alone[job.name] for job in order]
-    chosen = alone | _otherwise({}, better_together, best, given, between)
+    chosen = alone | _otherwise({}, better_together, best, given, between, late)
     plans = [chosen[job.name] for job in jobs]
     return _otherwise(plans, _within_reach, plans, given.limits)
 

@@ -1,0 +1,128 @@
+"""Trades of more jobs than trade together: in groups, until nobody gains, or a plan has tried enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.sizing.fleet import (
+    FleetJob,
+    FleetPool,
+    JobPlan,
+    LogMean,
+    Model,
+    Profile,
+    Row,
+    ServerLoad,
+    joint,
+    plan_fleet,
+)
+from shoal.sizing.plan.answer import Plan
+from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.together import plan_together
+from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
+
+SPEEDS = {"gains": 0.06, "hardly": 0.14}
+"""Seconds of a step on an A100, of 0.2 on a T4, by model."""
+
+
+def profile(name: str) -> Profile:
+    rows = (
+        Row(device, batch_size=64, workers=4, compute=LogMean.of(seconds, 0.05 * seconds, 2000))
+        for device, seconds in (("T4", 0.2), ("A100", SPEEDS[name]))
+    )
+    return Profile(Model(name, 7.7e9, 25_600_000, 161), tuple(rows), {1: ServerLoad(6.0, 60_000)})
+
+
+PROFILES = {name: profile(name) for name in SPEEDS}
+
+
+def cluster(number: int) -> tuple[list[FleetPool], list[FleetJob]]:
+    """Jobs that are to be cheap: those that hardly gain by an A100 are more urgent, and there is one for each job."""
+    pools = [
+        FleetPool("t4", "T4", limit=8 * number, price_per_hour=1.0, startup_seconds=60),
+        FleetPool("a100", "A100", limit=number, price_per_hour=1.5, startup_seconds=60),
+    ]
+    jobs = [
+        FleetJob(
+            f"{name}-{i}", ("t4", "a100"), model=PROFILES[name].model, samples_left=6e6, batch_size=64, max_workers=16,
+            deadline_seconds=deadline + i,
+        )
+        for i in range(number // 2)
+        for name, deadline in (("hardly", 7_000.0), ("gains", 9_000.0))
+    ]  # fmt: skip
+    return pools, jobs
+
+
+def of(found: dict[str, JobPlan], model: str) -> int:
+    """The A100 that jobs of a model have."""
+    return sum(each.counts["a100"] for name, each in found.items() if name.startswith(model))
+
+
+def next_minute(jobs: Sequence[FleetJob], found: dict[str, JobPlan]) -> list[FleetJob]:
+    there = {name: {pool: n for pool, n in each.counts.items() if n} for name, each in found.items()}
+    return [replace(each, running=there[each.name], planned=there[each.name]) for each in jobs]
+
+
+def test_many_jobs_trade_pools_where_all_together_cost_less() -> None:
+    """Of more than eight none did: those to which an A100 is worth a third had all, at a third more."""
+    pools, jobs = cluster(24)
+    found = plan_fleet(pools, list(PROFILES.values()), jobs).jobs
+    assert all(each.feasible for each in found.values())
+    assert of(found, "gains") >= 8
+    after = plan_fleet(pools, list(PROFILES.values()), next_minute(jobs, found)).jobs
+    assert of(after, "gains") == 12
+    stays = plan_fleet(pools, list(PROFILES.values()), next_minute(jobs, after)).jobs
+    assert {name: each.counts for name, each in stays.items()} == {
+        name: each.counts for name, each in after.items()
+    }
+
+
+def test_jobs_that_share_no_pool_trade_as_if_the_others_were_not_there() -> None:
+    pools, jobs = cluster(8)
+    apart = [replace(pool, name=f"{pool.name}-other") for pool in pools]
+    others = [
+        replace(each, name=f"other-{each.name}", pools=tuple(f"{pool}-other" for pool in each.pools))
+        for each in jobs
+    ]
+    alone = plan_fleet(pools, list(PROFILES.values()), jobs).jobs
+    both = plan_fleet([*pools, *apart], list(PROFILES.values()), [*jobs, *others]).jobs
+    assert sum(each.cost or 0.0 for each in both.values()) <= 2.1 * sum(
+        each.cost or 0.0 for each in alone.values()
+    )
+
+
+def test_a_plan_tries_no_more_groups_than_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(problems: Sequence[Problem], *more: Any) -> list[Plan] | None:
+        asked.append(len(problems))
+        return plan_together(problems, *more)
+
+    monkeypatch.setattr(joint, "plan_together", counted)
+    monkeypatch.setattr(joint, "MOST_GROUPS", 2)
+    pools, jobs = cluster(30)
+    plan_fleet(pools, list(PROFILES.values()), jobs)
+    assert len(asked) == 2
+    assert max(asked) <= joint.MOST_TRADERS
+
+
+def test_each_of_many_jobs_that_others_make_late_gets_what_it_needs() -> None:
+    """The first four did, at every plan."""
+    pools = [replace(SPOT, limit=36), replace(STEADY, limit=96)]
+    flexible = [job(f"a{i}", deadline_seconds=3500.0) for i in range(6)]
+    bound = [job(f"b{i}", pools=("spot",), deadline_seconds=3600.0) for i in range(6)]
+    found = plan_fleet(pools, [PROFILE], [*flexible, *bound]).jobs
+    assert {name: each.feasible for name, each in found.items() if not each.feasible} == {}
+    assert sum(each.counts["spot"] for each in found.values()) <= 36
+
+
+def test_a_job_that_is_late_anyway_keeps_no_other_from_trading() -> None:
+    pools, jobs = cluster(24)
+    late = replace(jobs[0], name="late", deadline_seconds=60.0, max_workers=4)
+    found = plan_fleet(pools, list(PROFILES.values()), [*jobs, late]).jobs
+    assert [name for name, each in found.items() if not each.feasible] == ["late"]
+    assert of(found, "gains") >= 8
