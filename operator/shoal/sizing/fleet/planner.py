@@ -111,15 +111,13 @@ def _planned(
     order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
     late = {name for name, (_, slack) in urgency.items() if slack == LATE}
     shares = _otherwise(None, Shares, order, given, late)
-    if shares is not None:  # they share what those leave who take no more than they need
-        order.sort(key=lambda job: (-job.priority, 1 if job.name in shares else 2 * urgency[job.name][0]))
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(job.holds(job.under_way)):
             first.setdefault((_model(job), name), job.name)
     floors, level = Floors(order, left), math.inf
     for job in order:
-        if shares is not None and job.name in shares and job.priority < level:
+        if shares is not None and job.priority < level:
             level = job.priority
             _otherwise(None, shares.leave, job.priority, floors, left)
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}

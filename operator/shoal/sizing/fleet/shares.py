@@ -1,4 +1,4 @@
-"""Nodes of jobs that are all to be fast, where they are too many to trade: the least geometric mean of their times.
+"""Nodes of jobs that are to be fast, and others, where they are too many to trade: so that what each prefers is small.
 
 From what runs, one node at a time goes to who gains most by it, of those that are free, or else from who loses least.
 So each job costs about as much however many there are, and nothing moves where all have their shares. A job of which
@@ -22,14 +22,17 @@ from shoal.sizing.fleet.joint import MOST_TRADERS
 from shoal.sizing.fleet.problems import unusable
 from shoal.sizing.fleet.values import FleetJob
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import Pool, Problem
 
 __all__ = ["Sharer", "Shares", "share"]
 
 WORTH_A_MOVE = 0.1
 """A node leaves one job for another that gains more by this part than that one loses."""
-BEHIND = 10.0
-"""What is later than its deadline counts so many times more: who can keep it has what it needs first."""
+BEHIND, SURE = 10.0, 1.1
+"""What is later than its deadline counts so many times more: who can keep it has what it needs first. And so many times
+the time that is sure by the means must be left: the simulated runs say more."""
+FOR_NOTHING = -50.0
+"""The logarithm of a cost that is none, for a second."""
 
 Heap = list[tuple[float, int, int]]
 
@@ -54,12 +57,14 @@ class Shares:
             found = {name: _sharer(job, given, name in late) for name, job in known.items()}
             self._sharers = {name: each for name, each in found.items() if each is not None}
 
-    def __contains__(self, job: str) -> bool:
-        return job in self._sharers
-
     def leave(self, priority: int, floors: Floors, left: Mapping[str, int]) -> None:
-        """Have jobs of one priority, which come next, leave each other their shares of what is left."""
+        """Have jobs of one priority, which come next, leave each other their shares of what is left.
+
+        Where none is to be fast, they take no more than they need.
+        """
         sharers = [each for each in self._sharers.values() if each.job.priority == priority]
+        if not any(each.is_fast for each in sharers):
+            return
         for job in (job for job in self._new if job.priority == priority):
             floors.share(job, self._begins(job, floors.free([], left)))
         shares = share(sharers, floors.free([each.job for each in sharers], left))
@@ -76,18 +81,21 @@ class Shares:
 
 
 def _sharer(job: FleetJob, given: Given, late: bool) -> Sharer | None:
-    """A job that is to be fast; None: it is not, or there is nothing to plan."""
+    """A job, and what counts for its share; None: there is nothing to plan. What it needs is not known by a guess."""
     try:
-        problem = given.problem(job, given.limits).problem
+        one = given.problem(job, given.limits)
     except UsageError:
         return None
-    if late and problem.objective.deadline is not None:
-        problem = replace(problem, objective=problem.objective.in_order[1])
-    return None if problem.objective.prefer == "MinCost" else Sharer(job, problem)
+    objective = one.problem.objective
+    if late and objective.deadline is not None:
+        objective = objective.in_order[1]
+    elif not one.measured:
+        objective = replace(objective, deadline=None)
+    return Sharer(job, replace(one.problem, objective=objective))
 
 
 class Sharer:
-    """A job that is to be fast, and the nodes that it has by the shares so far."""
+    """A job, and the nodes that it has by the shares so far."""
 
     def __init__(self, job: FleetJob, problem: Problem) -> None:
         self.job, self.problem = job, problem
@@ -99,12 +107,17 @@ class Sharer:
         self._evaluators = ElasticModel(problem, problem.objective.margin).evaluators()
 
     @property
+    def is_fast(self) -> bool:
+        """Whether it is to be so, whatever it needs."""
+        return self.problem.objective.prefer != "MinCost"
+
+    @property
     def runs(self) -> bool:
         """Whether it may run what it has."""
         return math.isfinite(float(self._values(self.counts[:, None])[0]))
 
     def steps(self) -> tuple[Numbers, Numbers]:
-        """(k,) what it gains by a node more of each pool, and loses by one less, in logarithms of its time."""
+        """(k,) what it gains by a node more of each pool, and loses by one less, as logarithms."""
         self.looks += 1
         one = np.eye(len(self.pools))
         now = self.counts[:, None]
@@ -115,17 +128,18 @@ class Sharer:
         return np.where(self.counts < limits, more, -np.inf), less
 
     def _values(self, counts: Numbers) -> Numbers:
-        """(m,) what is to be small; infinite where the job may not run them."""
+        """(m,) the logarithm of what is to be small; infinite where the job may not run them."""
         objective = self.problem.objective
         best = np.full(counts.shape[1], np.inf)
         for evaluator in self._evaluators:
             with np.errstate(divide="ignore", invalid="ignore"):
                 out = evaluator(np.maximum(counts, 0.0))
-                value = np.log(out.seconds)
-                if objective.prefer == "BestValue":
-                    value = (value + np.log(out.cost)) / 2
+                time, cost = np.log(out.seconds), np.log(objective.with_spare_time(out.cost, out.seconds))
+                cost = np.where(out.cost > 0, cost, time + FOR_NOTHING)
+                value = {"MinTime": time, "MinCost": cost, "BestValue": (time + cost) / 2}[objective.prefer]
                 if objective.deadline is not None:
-                    value = value + BEHIND * np.log(np.maximum(out.sure_seconds / objective.deadline, 1.0))
+                    behind = SURE * out.sure_seconds / objective.deadline
+                    value = value + BEHIND * np.log(np.maximum(behind, 1.0))
             if objective.budget is not None:
                 value[out.cost > objective.budget] = np.inf
             best = np.fmin(best, value)
@@ -182,9 +196,9 @@ class _Sharing:
                 self._stop(max(n for n, each in enumerate(self._sharers) if _has(each, pool)))
 
     def _begin(self, number: int) -> None:
-        """The least that a job can run with, of one pool if that will do, the fastest first."""
+        """The least that a job can run with, of one pool if that will do, the fastest or cheapest first."""
         each = self._sharers[number]
-        order = sorted(each.problem.pools, key=lambda pool: -pool.samples_per_second)
+        order = sorted(each.problem.pools, key=_slow if each.is_fast else _dear)
         several = sorted(order, key=lambda pool: pool.spot) if each.problem.min_on_demand else order
         least = max(each.problem.min_workers, 1)
         any(
@@ -268,6 +282,14 @@ class _Sharing:
                 heappush(self._takers[pool], (-float(gain), number, each.looks))
             if math.isfinite(loss):
                 heappush(self._givers[pool], (float(loss), number, each.looks))
+
+
+def _slow(pool: Pool) -> float:
+    return pool.step_seconds / pool.batch
+
+
+def _dear(pool: Pool) -> float:
+    return pool.price / pool.samples_per_second
 
 
 def _has(each: Sharer, pool: str) -> bool:
