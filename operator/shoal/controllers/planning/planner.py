@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.planning.cores import Cores
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities, PriorityClasses
@@ -117,6 +118,7 @@ class Planner:
         self._wanted = asyncio.Event()
         self._progress = Progress()
         self._paces = Paces()
+        self._cores = Cores()
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -174,7 +176,14 @@ class Planner:
         shared = self._state.pools_by_name and any(map(is_planned, self._state.jobs.all()))
         priorities = await self._classes.read() if shared else Priorities()
         scene = take(
-            self._state, self._poller, self._learner, self._images, priorities, self._wall(), self._now()
+            self._state,
+            self._poller,
+            self._learner,
+            self._images,
+            priorities,
+            self._cores,
+            self._wall(),
+            self._now(),
         )
         uids = {look.job.metadata.uid for look in scene.looks}
         for uid in self._known.keys() - uids:

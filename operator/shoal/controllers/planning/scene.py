@@ -15,7 +15,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.selectors import Selectors
+from shoal.controllers.planning.cores import Cores
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.priorities import Priorities
 from shoal.controllers.planning.progress import Progress
@@ -70,6 +70,8 @@ class Scene:
     images: Images
     """Of pods whose template names none."""
     priorities: Priorities
+    cores: Cores
+    """Remembers those of pools without a node."""
 
     def pool(self, pool: CapacityPool) -> FleetPool:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
@@ -78,14 +80,8 @@ class Scene:
 
     @cached_property
     def _cores(self) -> Mapping[str, float]:
-        """The most cores that a node of a pool has."""
-        selectors, cores = Selectors(), dict[str, float]()
-        for name, pool in self.pools.items():
-            selectors.put(name, pool.spec.node_selector)
-        for node in self.nodes.values():
-            for name in selectors.selecting(node.metadata.labels):
-                cores[name] = max(cores.get(name, 0.0), node.status.cores)
-        return cores
+        """Of the nodes of each pool."""
+        return self.cores.see(self.pools, self.nodes)
 
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""
@@ -132,6 +128,7 @@ def take(
     learner: Learner,
     images: Images,
     priorities: Priorities,
+    cores: Cores,
     now: datetime,
     at: float,
 ) -> Scene:
@@ -150,7 +147,7 @@ def take(
     asked = {look.profile for look in looks}
     known, unread = read_profiles(every, asked)
     pools, nodes = dict(state.pools_by_name), dict(state.nodes_by_name)
-    return Scene(now, at, looks, jobs, pools, nodes, known, unread, images, priorities)
+    return Scene(now, at, looks, jobs, pools, nodes, known, unread, images, priorities, cores)
 
 
 def read_profiles(

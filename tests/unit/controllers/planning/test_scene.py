@@ -14,6 +14,7 @@ from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning import scene
+from shoal.controllers.planning.cores import Cores
 from shoal.controllers.speedprofile.reconcile import Known
 from shoal.manifests.pods import Images
 from shoal.runtime.controller import Key
@@ -29,6 +30,7 @@ from tests.unit.controllers.planning.world import (
     job_manifest,
     pool,
     report,
+    speed,
     training_job,
 )
 from tests.unit.policy import build
@@ -198,3 +200,35 @@ async def test_pools_with_gpus_are_not_planned_without_an_image_for_them(image: 
     found = await world.planned(job)
     assert ("spot" in found.pools) == bool(image)
     assert ("spot is left out: its nodes have GPUs" in found.reason) == (not image)
+
+
+async def test_a_pool_that_was_scaled_to_zero_is_not_bought_again_for_the_cores_that_others_have() -> None:
+    """Its slow nodes were forgotten with the last of them: the plan bought them, saw them, and left them, for ever."""
+    world = World()
+    workers = job_manifest()["spec"]["workers"] | {"pools": ["big", "small"]}
+    job = training_job(workers=workers, elasticity={"mode": "Auto"})
+    measured = [
+        speed(seconds, 5000).model_copy(update={"cores": cores}) for cores, seconds in ((16, 0.1), (2, 0.3))
+    ]
+    world.add(job, pool("big", 1.0, False, cores=16), pool("small", 0.6, False))
+    world.hear(job, report(1e7, speed=tuple(measured)))
+    meta = {"name": "n", "uid": "n", "labels": {"pool": "small"}}
+    node = Node.model_validate({"metadata": meta, "status": {"allocatable": {"cpu": "2"}}})
+    world.state.nodes.put(node)
+    assert set((await world.planned(job)).pools) == {"big"}
+    world.state.nodes.drop("n")
+    assert set((await world.planned(job)).pools) == {"big"}
+
+
+def test_cores_are_remembered_of_the_nodes_that_a_pool_describes() -> None:
+    def node(cores: str) -> Node:
+        meta = {"name": "n", "uid": "n", "labels": {"pool": "small"}}
+        return Node.model_validate({"metadata": meta, "status": {"allocatable": {"cpu": cores}}})
+
+    cores, small = Cores(), pool("small", 0.6, False)
+    assert cores.see({"small": small}, {}) == {}
+    assert cores.see({"small": small}, {"n": node("4")}) == {"small": 4.0}
+    assert cores.see({"small": small}, {"n": node("2")}) == {"small": 2.0}
+    assert cores.see({"small": small}, {}) == {"small": 2.0}
+    edited = pool("small", 0.6, False, nodeSelector={"pool": "other"})
+    assert cores.see({"small": edited}, {"n": node("2")}) == {}
