@@ -18,8 +18,8 @@ from shoal.errors import UsageError
 from shoal.sizing.availability import Floats as Numbers
 from shoal.sizing.fleet.alone import Given
 from shoal.sizing.fleet.floors import Floors
-from shoal.sizing.fleet.joint import MOST_TRADERS
 from shoal.sizing.fleet.problems import unusable
+from shoal.sizing.fleet.traders import MOST_TRADERS
 from shoal.sizing.fleet.values import FleetJob
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Pool, Problem

@@ -36,6 +36,7 @@ from shoal.sizing.fleet import (
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.fleet.problems import cores_of, devices_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool
+from shoal.sizing.fleet.traders import MOST_TRADERS
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
@@ -843,7 +844,7 @@ def test_a_job_that_is_late_with_all_nodes_has_none_of_many_others_planned_again
     assert not asked
     assert not plan_fleet(pools, [PROFILE], [*fine[:6], late]).jobs["late"].feasible
     assert len(asked) == 1
-    assert 1 < asked[0] <= joint.MOST_TRADERS
+    assert 1 < asked[0] <= MOST_TRADERS
 
 
 @pytest.mark.parametrize("work", [{"samples_left": 2e7}, {"samples_left": None, "steps_left": 2e7 / 128}])

@@ -20,6 +20,7 @@ from shoal.sizing.fleet import (
     joint,
     plan_fleet,
 )
+from shoal.sizing.fleet.traders import MOST_TRADERS
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.together import plan_together
@@ -107,7 +108,7 @@ def test_a_plan_tries_no_more_groups_than_it_has_time_for(monkeypatch: pytest.Mo
     pools, jobs = cluster(30)
     plan_fleet(pools, list(PROFILES.values()), jobs)
     assert len(asked) == 2
-    assert max(asked) <= joint.MOST_TRADERS
+    assert max(asked) <= MOST_TRADERS
 
 
 def test_each_of_many_jobs_that_others_make_late_gets_what_it_needs() -> None:
