@@ -26,9 +26,8 @@ __all__ = ["better_together"]
 
 SAME, MOST_TIMES = 1e-9, 1e3
 """What differs by no more is the same, and more times as much is no more than that: what is free, or never ends."""
-MOST_GROUPS = 12
-"""A plan tries no more: for each job, once a minute, a trade takes about as long as its plan alone. The next one goes
-on from what is carried out by then."""
+MOST_GROUPS = 16
+"""A plan tries no more: for each job, a trade takes about as long as its plan alone."""
 
 
 def better_together(
@@ -70,21 +69,21 @@ def _best(
     """
     best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
     tried = {each.job.name for each in able if many and each.job.name in lost}
+    if many and not late_of(able) and (runs := _kept(able, limits, given)):
+        return runs
     for number in range(MOST_GROUPS if many else 1):
         if many and number == MOST_GROUPS // 2:
             tried |= {each.job.name for each in late_of(best)}
         traders = traders_of(best, given.pools, limits, tried, most)
-        if many and number == 0 and traders and (runs := _kept(best, limits, given)):
-            best = runs
-            traders = traders_of(best, given.pools, limits, tried, most)
         if not traders:
             break
         traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in best]
-        if not traded and most > 1 and late_of(traders):
+        late = late_of(traders)
+        if late and not traded and most > 1:
             most = 1
-        else:
-            tried |= {each.job.name for each in late_of(traders) or traders}
+        elif late or not traded:
+            tried |= {each.job.name for each in late or traders}
     return _kept(best, limits, given) or best
 
 

@@ -1,4 +1,4 @@
-"""Trades of more jobs than trade together: in groups, until nobody gains, or a plan has tried enough of them."""
+"""Trades of more jobs than trade together: in groups, until none gains, or a plan has tried enough of them."""
 
 from __future__ import annotations
 
