@@ -288,3 +288,18 @@ def test_jobs_of_which_nothing_is_known_leave_those_that_run_what_they_keep() ->
     assert sum(shares.values()) == 3
     above = running("above", 4, priority=1, max_workers=4)
     assert counts(plan_fleet([replace(STEADY, limit=4)], [IDLE], [above, *new]))["above"] == 4
+
+
+def test_a_cheap_job_among_many_has_no_more_than_it_needs_where_others_are_to_be_fast() -> None:
+    """On spot nodes many workers cost it no more than few do."""
+    pools = [replace(each, limit=30) for each in (SPOT, STEADY)]
+    cheap = [job(f"cheap-{i}", samples_left=2e7, deadline_seconds=2 * 3600.0) for i in range(3)]
+    bound = [fast(f"bound-{i}", pools=("spot", "steady"), deadline_seconds=5400.0) for i in range(3)]
+    late = [fast(f"late-{i}", prefer="MinCost", deadline_seconds=60.0) for i in range(3)]
+    free = [fast(f"free-{i}", pools=("spot", "steady")) for i in range(6)]
+    found = plan_fleet(pools, [IDLE], [*cheap, *bound, *late, *free]).jobs
+    workers = {name: sum(each.counts.values()) for name, each in found.items()}
+    assert all(each.feasible for name, each in found.items() if not name.startswith("late"))
+    assert sum(workers.values()) == 60
+    shares = [n for name, n in workers.items() if name.startswith("free")]
+    assert max(shares) - min(shares) <= 1
