@@ -23,7 +23,7 @@ from shoal_trainer.data.read_errors import is_network_outage
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import CallbackOutage, DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.training import Training
-from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
+from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better, resource_of
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import parts, unwrap
 
@@ -105,14 +105,21 @@ def failure(what: str, error: BaseException) -> TrainerError:
 
 
 @contextlib.contextmanager
-def unchanged(model: Any) -> Iterator[None]:
+def unchanged(model: Any, read: Sequence[Any] = ()) -> Iterator[None]:
     """Raise `UserError` if callbacks change what only this worker would follow.
 
-    That is the optimizer, its schedule, which variables are trained, and the values of those that are not.
+    That is the optimizer, its schedule, which variables are trained, and the values of those that are not. `read`:
+    TensorFlow's variables that the step only reads; the model may hold them where Keras finds none.
     """
     optimizer, variables = unwrap(model.optimizer), variables_of(model)
     rates = _fixed_rates(optimizer)
-    values = [(each, each.value.read_value()) for each in (*variables[1], *outside_layout(model))]
+    held = [(each.path, resource_of(each)) for each in (*variables[1], *outside_layout(model))]
+    known = [each for _, each in held]
+    known += map(resource_of, (*variables[0], *model.optimizer.variables))  # these may change
+    handles = {id(each.handle) for each in known}
+    names = {id(each): name for name, each in vars(model).items()}  # TensorFlow's own name may be "Variable"
+    others = [(names.get(id(v), v.name.partition(":")[0]), v) for v in read if id(v.handle) not in handles]
+    values = [(name, each, each.read_value()) for name, each in held + others]
     yield
     changed = unwrap(model.optimizer)
     if changed is not optimizer or _fixed_rates(changed) != rates:
@@ -126,7 +133,9 @@ def unchanged(model: Any) -> Iterator[None]:
             "of the start. Use a second job, whose model function loads the exported model and unfreezes its layers."
         )
     if assigned := [
-        each.path for each, value in values if not np.array_equal(value.numpy(), each.numpy(), equal_nan=True)
+        name
+        for name, each, value in values
+        if not np.array_equal(value.numpy(), each.numpy(), equal_nan=True)
     ]:
         raise UserError(
             f"A callback sets {', '.join(assigned)}, and training would not see it: callbacks run on one worker. Let "

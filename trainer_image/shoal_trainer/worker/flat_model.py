@@ -40,6 +40,7 @@ from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.inputs import Inputs, unlike
 from shoal_trainer.worker.keras_internals import (
+    assigned_handles,
     call_traced,
     clipped,
     iterations_of,
@@ -370,6 +371,14 @@ class FlatModel:
         except Exception as error:  # a model without call(), a layer that needs more than one sample
             log.info("the FLOPs of the model cannot be counted: %s", where(error))
             return 0.0
+
+    def only_read(self) -> list[Any]:
+        """TensorFlow's variables of numbers that the step reads and does not assign, as it does seeds and metrics."""
+        found = dict[int, Any]()
+        for traced in self._traced.values():
+            assigned = assigned_handles(traced.graph)
+            found |= {id(v.handle): v for v in traced.variables if id(v.handle) not in assigned}
+        return [variable for variable in found.values() if variable.dtype != tf.string]
 
     def load(self, flat: npt.NDArray[np.float32]) -> None:
         """Set the model's variables, to evaluate or save it."""

@@ -45,7 +45,8 @@ class Hooks:
     """The callbacks of `build` on this model. Their relative paths are below a temporary folder.
 
     `epochs`: the number of the last epoch, if the job ends with one. `metrics`: those of training and, as far as
-    they are known before it, of an evaluation. `contained`: absolute paths are below the temporary folder as well.
+    they are known before it, of an evaluation. `read`: gives the variables that the step only reads. `contained`:
+    absolute paths are below the temporary folder as well.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Hooks:
         model: keras.Model,
         epochs: int | None = None,
         metrics: Sequence[str] = (),
+        read: Callable[[], Sequence[Any]] = tuple,
         *,
         contained: bool = False,
     ) -> None:
@@ -63,7 +65,7 @@ class Hooks:
         """The callbacks, and their attributes before any hook was called."""
         self._model = model
         self._epochs = epochs
-        self._contained = contained
+        self._read, self._contained = read, contained
         self._expected = ("loss", *metrics)
         self._temporary = tempfile.TemporaryDirectory(prefix="shoal-callbacks-")
         self._folder = Path(self._temporary.name)
@@ -105,7 +107,7 @@ class Hooks:
             self._delete_checkpoints()
             if anew := not self._continues(history):
                 self._end()  # closes their files
-            with unchanged(self._model):
+            with unchanged(self._model, self._read()):
                 self._catch_up(history, learning_rate, anew=anew)
             if self._model.stop_training or len(history) == self._epochs:
                 self._end()

@@ -104,6 +104,7 @@ class Tasks:
             flat_model.model,
             epochs,
             (*trained, *(metrics or ())),
+            flat_model.only_read,
             contained=contained,
         )
         self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None

@@ -13,7 +13,7 @@ from shoal_trainer.data.source import Part
 from shoal_trainer.errors import DiskFull, Unreachable
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
-from tests.unit.trainer.worker.models import DATA, compiled, functional, job
+from tests.unit.trainer.worker.models import DATA, begin, body, compiled, functional, job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 callbacks = keras.callbacks
@@ -83,6 +83,66 @@ def test_callbacks_write_files_and_stop_the_job():
     ]
     assert "2.6" in outcomes[-1].files["logs/log.csv"].read_text()
     tasks.close()
+
+
+class Free(keras.Model):
+    """Its loss is weighted by a variable that Keras does not find in it; it counts its steps in another one."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.parts = body(dropout=0.2)
+        self.held = lambda: weight
+        self.beta = weight if isinstance(weight, tf.Variable) else None
+        self.passes = tf.Variable(0, trainable=False)
+
+    def call(self, x):
+        self.passes.assign_add(1)
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight) * (1 + self.held())
+
+
+class OwnFree(Free):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Anneals(callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.held().assign(float(epoch))
+
+
+class Looks(callbacks.Callback):
+    """Does what only a worker's own state can tell: evaluates, draws, sets the rate."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        model = self.model
+        model.evaluate(DATA.x[:16], DATA.y[:16], verbose=0)
+        model(DATA.x[:16], training=True)
+        model.reset_metrics()
+        model.optimizer.learning_rate = 0.5
+
+
+@pytest.mark.parametrize("build", [Free, OwnFree])
+@pytest.mark.parametrize(("kind", "name"), [(tf.Variable, "beta"), (keras.Variable, "annealed")])
+def test_no_callback_sets_a_variable_that_the_step_reads_and_keras_does_not_know(build, kind, name):
+    """As annealing does: the other workers would train with the old value."""
+    begin()
+    weight = kind(0.0, trainable=False, name="annealed")
+    flat_model = FlatModel(compiled(build(weight)), DATA.example(16), "fp32")
+    flat_model.trace()
+    logs, flat = [{"loss": 2.0}, {"loss": 1.0}], flat_model.initial()
+    for made, refused in ((Looks, False), (Anneals, True)):
+        tasks = Tasks(job(callbacks=made), flat_model, 16)
+        if refused:
+            with pytest.raises(UserError, match=rf"A callback sets {name}, .* self\.optimizer\.iterations"):
+                tasks.run_callbacks(flat, logs[:1])
+        else:
+            assert tasks.run_callbacks(flat, logs).learning_rate == 0.5
+        tasks.close()
 
 
 def test_callbacks_on_another_worker_replay_the_history():
