@@ -170,6 +170,7 @@ def compose(
         sequential=config.staleness.max == 0,
         rounds=config.staleness.rounds,
         steps_per_push=steps_per_push(job, flat_model.model) if placement.on_server else 1,
+        accumulates=accumulated(flat_model.model) > 1,
         on_nan=job.on_nan,
     )
     loop = Loop(

@@ -119,6 +119,13 @@ class Leases:
                 for token, (work, _) in self._ends.items()
             }
 
+    def unread(self, ends: Mapping[Token, int]) -> bool:
+        """Whether a lease has more than was pushed, and than the batches that end at `ends`, by lease."""
+        with self._lock:
+            taken = {self._newest(token): end for token, end in ends.items()}
+            left = ((work.stop, max(end, taken.get(token, end))) for token, (work, end) in self._ends.items())
+            return any(stop is None or end < stop for stop, end in left)
+
     def rename(self, presented: Collection[Token], tokens: Mapping[Token, Token]) -> None:
         """Apply the coordinator's answer to a join: drop the `presented` leases without a new token.
 

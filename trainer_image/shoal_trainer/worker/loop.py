@@ -42,6 +42,10 @@ MAX_LEFT_OUT = 20
 """So many batches in a row that `on_nan="skip"` leaves out are no bad samples: the parameters themselves diverged."""
 
 
+LATE_SECONDS = 10.0
+"""So long after the batch before it, one that Keras would accumulate is not waited for: other workers may wait too."""
+
+
 class End(Enum):
     """Why the loop ended."""
 
@@ -51,11 +55,12 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Policy:
-    """The job's options for the loop."""
+    """The job's options for the loop. `accumulates`: `gradient_accumulation_steps` is one of the steps' reasons."""
 
     sequential: bool = False
     rounds: bool = False
     steps_per_push: int = 1
+    accumulates: bool = False
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
 
 
@@ -93,7 +98,7 @@ class Loop:
         """Batches in a row that were not finite."""
         self._deferred: Item | None = None
         """An item that waits for the end of an outage."""
-        self._last_push = clock()
+        self._last_push = self._last_step = clock()
         self._compiled_rate = None if placement.on_server else rate_of(flat_model.model)
         self._followed_rate = self._compiled_rate
         self.steps = 0
@@ -137,6 +142,8 @@ class Loop:
 
     def _idle(self) -> None:
         """Without work: push the pending steps, else probe the servers from time to time."""
+        if self._accumulating():
+            return
         base = self.upstream.pulled
         self.upstream.collect()
         if self.upstream.outage is not None:
@@ -150,6 +157,13 @@ class Loop:
             self._waited()
         elif not self._leases.held():  # else the data are slow, which is the step's time
             self._waited()
+
+    def _accumulating(self) -> bool:
+        """Whether the pending steps wait for a batch that is only slow: Keras makes one update, at any speed."""
+        pending = self.upstream.pending
+        ends = {step.ready.work.token: step.ready.batch.end for step in pending.steps}
+        late = self._clock() - self._last_step >= LATE_SECONDS
+        return bool(ends) and self._policy.accumulates and not late and self._leases.unread(ends)
 
     def _waited(self) -> None:
         """What passed since the last push belongs to no step."""
@@ -214,6 +228,7 @@ class Loop:
         )
         with self._watch(ADDING):
             self.upstream.pending.add(step, ready)
+        self._last_step = self._clock()
         self.steps += 1
         if not self.upstream.pending.full(self._policy.steps_per_push):
             return

@@ -51,6 +51,22 @@ def test_lease_granted_during_a_join_is_kept():
     assert list(leases.held()) == [(1, 1), (1, 2)]
 
 
+def test_a_lease_has_more_until_the_batches_that_end_it_are_read():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    leases.mark((0, 1), 8)
+    assert leases.unread({(0, 1): 16})
+    assert not leases.unread({(0, 1): 32})
+    leases.rename([(0, 1)], {(0, 1): (1, 5)})
+    assert not leases.unread({(0, 1): 32})
+    leases.grant(DataWork((1, 6), 0, 64, 96))
+    assert leases.unread({(0, 1): 32})
+    leases.mark((1, 6), 96)
+    assert not leases.unread({(0, 1): 32})
+    leases.grant(DataWork((1, 7), 0, 0, None, file="a.csv"))
+    assert leases.unread({(0, 1): 32, (1, 7): 1000})
+
+
 def test_lost_pushes_are_counted_once():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 64))

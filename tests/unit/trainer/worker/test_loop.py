@@ -3,6 +3,7 @@
 import math
 import threading
 from contextlib import contextmanager
+from itertools import count
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
 from shoal_trainer.worker import answers as waits
 from shoal_trainer.worker import cadence
-from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.loop import LATE_SECONDS, End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -227,6 +228,39 @@ def test_push_of_several_batches_counts_each_step(start_servers, training, batch
     assert running.start().join() is End.FINISHED
     assert coordinator.steps == [batches] * (DATA.size // 16 // batches)
     assert coordinator.samples == DATA.size
+
+
+@pytest.mark.parametrize(
+    ("late", "steps"),
+    [(0.0, [4, 4, 4]), (LATE_SECONDS, [1] * 12)],
+    ids=["slow", "later than others may wait"],
+)
+def test_slow_data_cut_no_accumulation(start_servers, late, steps):
+    """The update would depend on the speed of the disk. What comes after the last batch is waited for by nobody."""
+    coordinator, now = FakeCoordinator(12 * 16, size=12 * 16, tasks=()), [0.0]
+    training = job(lambda: functional(keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)))
+    running = Running(training, start_servers(coordinator), coordinator)
+    loop = running.worker.loop
+    get, turns = loop._feed.get, count()
+
+    def slow(timeout):
+        if next(turns) % 2:
+            now[0] += late
+            return None
+        return get(SECONDS if loop.steps < 12 else timeout)
+
+    loop._clock, loop._feed.get = (lambda: now[0]), slow
+    assert running.start().join() is End.FINISHED
+    assert coordinator.steps == steps
+
+
+def test_no_accumulation_waits_for_batches_that_nobody_reads(start_servers):
+    coordinator = FakeCoordinator(3 * 16, tasks=())
+    training = job(lambda: functional(keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)))
+    running = Running(training, start_servers(coordinator), coordinator)
+    running.worker.loop._clock = lambda: 0.0
+    assert running.start().join() is End.FINISHED
+    assert sum(coordinator.steps) == 3
 
 
 @pytest.mark.nightly
