@@ -282,7 +282,7 @@ class Coordinator:
         self.record.pace.pushed(now, meta.samples, meta.loss, member.push_seconds or 0.0)
         if self.beginning.complete:
             assert self.record.ledger is not None
-            if meta.progress and meta.progress[0].epoch < self.record.ledger.opened:
+            if all(mark.epoch < self.record.ledger.opened for mark in meta.progress):
                 self.record.means.pushed(meta)
             self.record.counters.steps += meta.steps
             self.record.counters.lost += min(meta.left_out, meta.samples)

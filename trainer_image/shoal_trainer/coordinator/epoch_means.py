@@ -9,10 +9,10 @@ lost) are missing in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal_trainer.wire.messages import PushMeta
+from shoal_trainer.wire.messages import LOSS, MetricSum, PushMeta
 
 
 class EpochMeans:
@@ -23,13 +23,16 @@ class EpochMeans:
         """[sum of values, sum of weights] of each metric."""
 
     def pushed(self, meta: PushMeta) -> None:
-        """Add an applied push. One that covers two epochs belongs to the first."""
-        if not meta.progress:
-            return
-        sums = self._sums.setdefault(meta.progress[0].epoch, {})
+        """Add an applied push, to each of the epochs that it covers what is of its samples."""
+        epochs = dict.fromkeys(mark.epoch for mark in meta.progress)
         kept = meta.samples - meta.left_out
-        loss = ("loss", meta.loss * kept, float(kept))
-        for name, total, weight in (*meta.metrics, loss):
+        loss = MetricSum(LOSS, meta.loss * kept, float(kept))
+        apart = _of_epochs(meta.metrics) if len(epochs) > 1 else []
+        for epoch, metrics in zip(epochs, apart or [[*meta.metrics, loss]], strict=False):
+            self._add(self._sums.setdefault(epoch, {}), metrics)
+
+    def _add(self, sums: dict[str, list[float]], metrics: Iterable[MetricSum]) -> None:
+        for name, total, weight in metrics:
             before = sums.get(name, [0.0, 0.0])
             if math.isfinite(after := before[0] + total):
                 sums[name] = [after, before[1] + weight]
@@ -57,6 +60,17 @@ class EpochMeans:
             int(epoch): {str(name): [float(total), float(weight)] for name, (total, weight) in sums.items()}
             for epoch, sums in saved.items()
         }
+
+
+def _of_epochs(metrics: Iterable[MetricSum]) -> list[list[MetricSum]]:
+    """See `PushMeta`; [] from an earlier worker, which tells no epochs apart."""
+    found: list[list[MetricSum]] = []
+    for metric in metrics:
+        if metric.name == LOSS:
+            found.append([])
+        if found:
+            found[-1].append(metric)
+    return found
 
 
 def _means(sums: Mapping[str, list[float]]) -> dict[str, float]:

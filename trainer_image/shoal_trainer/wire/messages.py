@@ -20,6 +20,8 @@ MAX_MARKS = 256
 """Per push. Marks must never be truncated: the missing positions would be trained but stay leased forever."""
 MAX_METRICS = 100
 MAX_NAME = 255
+LOSS = "loss"
+"""The name of the loss among the metrics of an epoch."""
 """The longest name of a metric, in bytes."""
 MAX_APPLIED = 4096
 MAX_JOURNAL = 65536
@@ -216,6 +218,7 @@ class PushMeta(NamedTuple):
     timings: Timings = Timings()
     progress: tuple[Progress, ...] = ()
     metrics: tuple[MetricSum, ...] = ()
+    """Of a push of several epochs those of each, in the order of its marks; they begin with its loss."""
     length: float = math.nan
     """The Euclidean length of the gradient in all shards."""
     left_out: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
+from shoal_trainer.wire.messages import LOSS, MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.on_device import OnDevice
@@ -102,13 +103,12 @@ class Pile:
 
     @property
     def metrics(self) -> tuple[MetricSum, ...]:
-        """The metrics of the steps that were not left out, added up."""
-        sums: dict[str, MetricSum] = {}
-        for step in self.steps:
-            for name, total, weight in () if step.left_out else step.metrics:
-                _, before, weighed = sums.get(name, (name, 0.0, 0.0))
-                sums[name] = MetricSum(name, before + total, weighed + weight)
-        return tuple(sums.values())
+        """The metrics of the steps that were not left out, added up; of several epochs as `PushMeta` has them."""
+        epochs = dict.fromkeys(step.ready.work.epoch for step in self.steps)
+        if len(epochs) == 1:
+            return _added_up(self.steps)
+        each = ([step for step in self.steps if step.ready.work.epoch == epoch] for epoch in epochs)
+        return tuple(metric for steps in each for metric in (_loss_of(steps), *_added_up(steps)))
 
     def update(self) -> Any:
         """The mean update of the steps, weighted by samples."""
@@ -117,6 +117,24 @@ class Pile:
                 return self._first
             self._mean.add(self._first, self.samples)
         return self._mean.result(self.samples)
+
+
+def _added_up(steps: Sequence[Taken]) -> tuple[MetricSum, ...]:
+    sums: dict[str, MetricSum] = {}
+    for step in steps:
+        for name, total, weight in () if step.left_out else step.metrics:
+            _, before, weighed = sums.get(name, (name, 0.0, 0.0))
+            sums[name] = MetricSum(name, before + total, weighed + weight)
+    return tuple(sums.values())
+
+
+def _loss_of(steps: Sequence[Taken]) -> MetricSum:
+    known = [
+        (step.loss, step.ready.batch.samples)
+        for step in steps
+        if not step.left_out and math.isfinite(step.loss)
+    ]
+    return MetricSum(LOSS, sum(loss * samples for loss, samples in known), float(sum(n for _, n in known)))
 
 
 def length(update: Any, trainable: int) -> float:

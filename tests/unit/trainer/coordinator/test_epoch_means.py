@@ -80,6 +80,26 @@ def test_an_epoch_that_nobody_was_leased_has_no_means():
     assert bench.coordinator.record.means.dump() == {"0": {"loss": [2.0, 2.0]}}
 
 
+def test_a_push_of_several_epochs_counts_in_each_of_them():
+    means = EpochMeans()
+    marks = tuple(Progress(epoch, -1, *part) for epoch, *part in ((0, 8, 12), (1, 0, 12), (2, 0, 4)))
+    sums = [("loss", 8.0, 4.0), ("accuracy", 1.0, 4.0), ("loss", 12.0, 12.0), ("loss", 2.0, 4.0)]
+    of_all = PushMeta(20, 5, 1.1, progress=marks, metrics=tuple(MetricSum(*each) for each in sums))
+    means.pushed(push(0, 8, 0.5, ("accuracy", 5.0, 8.0)))
+    means.pushed(of_all)
+    means.pushed(push(2, 8, 2.0))
+    assert means.end(0, None) == {"loss": 1.0, "accuracy": 0.5}
+    assert means.end(1, None) == {"loss": 1.0}
+    assert means.end(2, None) == {"loss": 1.5}
+
+
+def test_an_earlier_worker_tells_no_epochs_apart():
+    means = EpochMeans()
+    marks = Progress(0, -1, 8, 12), Progress(1, -1, 0, 4)
+    means.pushed(PushMeta(8, 2, 0.5, progress=marks, metrics=(MetricSum("accuracy", 6.0, 8.0),)))
+    assert means.end(0, None) == {"accuracy": 0.75, "loss": 0.5}
+
+
 def test_means_survive_a_dump():
     means, loaded = EpochMeans(), EpochMeans()
     means.pushed(push(3, 4, 1.5, ("accuracy", 3.0, 4.0)))

@@ -12,7 +12,7 @@ from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.on_host import HostMean
 from shoal_trainer.worker.send import Pile
 
-BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4))
+BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4), work=SimpleNamespace(epoch=0))
 
 
 def pile_of(update):
@@ -64,3 +64,16 @@ def test_step_that_was_left_out_has_no_part_in_loss_and_metrics():
     alone.add(replace(step, left_out=True), BATCH)
     assert math.isnan(alone.loss)
     assert alone.metrics == ()
+
+
+def test_each_epoch_of_a_push_has_its_loss_and_its_metrics():
+    """The end of one, a whole one that has no finite loss, and the begin of the next."""
+    pile = Pile(HostMean(2, 2))
+    for epoch, loss, right in ((4, 1.0, 3.0), (4, 3.0, 1.0), (5, math.inf, 2.0), (6, 2.0, 4.0)):
+        step = Step(np.zeros(2, np.float32), loss, True, metrics=(MetricSum("accuracy", right, 4.0),))
+        pile.add(step, SimpleNamespace(batch=BATCH.batch, work=SimpleNamespace(epoch=epoch)))
+    assert [(name, total, weight) for name, total, weight in pile.metrics] == [
+        *(("loss", 16.0, 8.0), ("accuracy", 4.0, 8.0)),
+        *(("loss", 0.0, 0.0), ("accuracy", 2.0, 4.0)),
+        *(("loss", 8.0, 4.0), ("accuracy", 4.0, 4.0)),
+    ]

@@ -10,6 +10,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.send import Pile
 from shoal_trainer.worker.training_metrics import TrainingMetrics
 from shoal_trainer.worker.weighing import weigh_samples
+from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.worker.trained import Server
 
 ROWS, SIZE = 22, 8
@@ -35,7 +36,7 @@ def trained(model, x, y, weights=None):
     server.take()
     pile = Pile(server.flat_model.mean())
     for batch in given:
-        pile.add(server.flat_model.step(server.tensor, batch), Ready(None, batch))
+        pile.add(server.flat_model.step(server.tensor, batch), Ready(DataWork((0, 1), 0, 0, ROWS), batch))
     sums = pile.metrics
     assert set(server.flat_model.found.metrics) == {name for name, _, _ in sums}
     return {name: total / weight for name, total, weight in sums}
