@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError, WorkerFailed
+from shoal_trainer.errors import TrainerError, UserError, WorkerFailed
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import coded, decode, encode, place
@@ -200,18 +200,26 @@ class FlatModel:
 
     def _trace_first(self) -> None:
         """Trace the step for the example: on one device if several cannot share it, whole if no part stands alone."""
+        failed: Exception | None = None
         try:
             self._trace(self._inputs.specs)
         except Exception as error:
-            if isinstance(error, NotPure) and not self.found.whole:
+            if self.found.whole:
+                pass
+            elif isinstance(error, NotPure):
                 log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
                 self._compute_on(self.devices[:1])
                 self._trace_first()
-            elif not self.found.whole:
+            elif isinstance(error, TrainerError) or not (self.on_server or self.device_count > 1):
                 raise
+            else:  # perhaps of what TensorFlow does with variables only
+                failed, self.found.whole = error, f"no part of the step can be traced apart ({where(error)})"
         if self.found.whole and not self._whole:
             self._take_whole()
-            self._trace(self._inputs.specs)
+            try:
+                self._trace(self._inputs.specs)
+            except Exception as error:
+                raise failed or error  # noqa: B904
 
     def _take_whole(self) -> None:
         """Compute with Keras' own step from now on."""

@@ -90,6 +90,18 @@ def noisy(layer, x):
     return x + keras.random.normal(ops.shape(x), seed=layer.seed)
 
 
+def counted_in_tensorflow(layer, x, _):
+    layer.count.value.assign_add(1.0)
+    return x
+
+
+def descending(layer, x, parts):
+    """A gradient by TensorFlow's variable within the step, as one that is a part of the loss."""
+    with tf.GradientTape() as tape:
+        energy = ops.sum(layer.dense(x) ** 2)
+    return x - 0.1 * ops.mean(tape.gradient(energy, layer.dense.kernel.value))
+
+
 def branch(of):
     return lambda layer, x, parts: ops.cond(ops.mean(x) > -99, lambda: of(layer, x, parts), lambda: x)
 
@@ -104,6 +116,8 @@ FUNCTIONS = {
     "keras.remat": (lambda layer, x, _: keras.remat(layer.dense.call)(x), "a tf.custom_gradient uses"),
     "tf.recompute_grad": (lambda layer, x, _: tf.recompute_grad(layer.dense.call)(x), "uses .*/(kernel|bias)"),
     "tf.custom_gradient": (with_its_own_gradient, "a tf.custom_gradient uses .*/kernel"),
+    "a count of TensorFlow": (counted_in_tensorflow, "no part .* apart .*SymbolicTensor.*assign_add"),
+    "a gradient by TensorFlow's variable": (descending, "no part .* apart .*None values"),
     "a count in keras.remat": (lambda layer, x, _: keras.remat(lambda x: counted(layer, x))(x), "assigns"),
     "a statistic in a branch": (branch(lambda _layer, x, parts: parts.norm(x)), f"assigns .*moving_.* {LOOP}"),
     "a count in a branch": (branch(lambda layer, x, _: counted(layer, x)), LOOP),
