@@ -63,8 +63,9 @@ class Findings:
                 "(AUC, precision) cannot be added up over batches and workers. An evaluation has it.",
                 ", ".join(self.no_means),
             )
-        if any(str(variable.dtype) == "float64" for variable in model.trainable_variables):
-            log.warning("the model computes in float64; its parameters are held and exchanged in float32")
+        if others := {str(variable.dtype) for variable in model.trainable_variables} - {"float32"}:
+            kinds = ", ".join(sorted(others))
+            log.warning("the model has weights in %s; they are held and exchanged in float32", kinds)
         if self.rows:
             log.info(
                 "%s: the gradients of a row that occurs several times in a batch are summed; plain Keras on TensorFlow "

@@ -43,8 +43,8 @@ def mixed_float16(optimizer):
         keras.config.set_dtype_policy("float32")
 
 
-def float64(optimizer):
-    keras.config.set_dtype_policy("float64")
+def of_weights(kind, optimizer):
+    keras.config.set_dtype_policy(kind)
     try:
         return functional(optimizer)
     finally:
@@ -115,7 +115,7 @@ CLOSE = {
     "mixed_float16 with overflows": lambda: mixed_float16(
         keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=2.0**20, dynamic_growth_steps=2)
     ),
-    "float64": lambda: float64(SGD(0.1)),
+    "float64": lambda: of_weights("float64", SGD(0.1)),
     "rmsprop": lambda: functional(keras.optimizers.RMSprop(0.001, momentum=0.5)),
     "nadam": lambda: functional(keras.optimizers.Nadam(0.01)),
     "lion": lambda: functional(keras.optimizers.Lion(0.001)),
@@ -160,9 +160,10 @@ def test_training_equals_keras_within_rounding(name, engine):
     assert np.abs(flat - flatten(plain, layout)).max() < 2e-5
 
 
-def test_float64_is_said_to_be_held_in_float32(caplog):
-    Server(CLOSE["float64"]())
-    assert "its parameters are held and exchanged in float32" in caplog.text
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+def test_other_weights_are_said_to_be_held_in_float32(kind, caplog):
+    Server(of_weights(kind, SGD(0.1)))
+    assert f"weights in {kind}; they are held and exchanged in float32" in caplog.text
     caplog.clear()
     Server(EXACT["sgd"]())
     assert "float32" not in caplog.text
