@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -101,10 +102,16 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
         model,
         example,
         job.wire,
-        (config.index, config.incarnation),
+        (config.index, config.incarnation, *_continued(config)),
         seed=job.seed,
         reference=config.reference_batch_size or config.batch_size,
     )
+
+
+def _continued(config: RuntimeConfig) -> tuple[int, ...]:
+    """A number of the run that this one continues, which has drawn already what its workers drew first."""
+    begin = config.initial_from
+    return () if begin is None or begin.weights_only else (zlib.crc32(begin.uri.encode()),)
 
 
 def steps_per_push(job: Training, model: keras.Model) -> int:

@@ -98,7 +98,7 @@ class Step:
 class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
-    `worker` (slot, incarnation) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
+    `worker` (see `vary_seeds`) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
     the seeds of the model.
     `reference`: the samples of a push of weight 1 (None: those of `example`). Gradients for the servers are those of a
     loss that, if it is a sum, is one of so many samples.
@@ -111,7 +111,7 @@ class FlatModel:
         model: Any,
         example: Batch,
         wire: Wire,
-        worker: tuple[int, int] = (0, 0),
+        worker: tuple[int, ...] = (0, 0),
         *,
         seed: int = 0,
         reference: int | None = None,

@@ -18,10 +18,11 @@ from shoal_trainer.worker.keras_internals import (
 )
 
 
-def vary_seeds(model: Any, worker: tuple[int, int], seed: int = 0) -> None:
+def vary_seeds(model: Any, worker: tuple[int, ...], seed: int = 0) -> None:
     """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model.
 
-    `seed`: that of the job, from which they follow.
+    In a run that continues another one, each has a third number, of that one, and none keeps them. `seed`: that of the
+    job, from which they follow.
     """
     if worker == (0, 0):
         return
@@ -31,7 +32,7 @@ def vary_seeds(model: Any, worker: tuple[int, int], seed: int = 0) -> None:
     tf.random.set_seed(int(last))  # of layers that draw from TensorFlow
 
 
-def vary_others(model: Any, found: Sequence[Any], worker: tuple[int, int], seed: int = 0) -> None:
+def vary_others(model: Any, found: Sequence[Any], worker: tuple[int, ...], seed: int = 0) -> None:
     """The same for those of the generators `found` that the model does not hold: global ones, those of a loss."""
     held = {id(generator) for generator in _held(model)}
     others = [generator for generator in found if id(generator) not in held]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed
+from shoal_trainer.contract import InitialFrom
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import FlatModel
@@ -30,17 +31,27 @@ def test_dropout_differs_between_workers():
     assert not np.array_equal(updates[1], updates[2])
 
 
+def states(slot, seed, begin=None):
+    """Of the generators of a worker of a job, which begins from another run."""
+    training = job(lambda: functional(dropout=0.5), seed=seed)
+    config = CONFIG.model_copy(update={"index": slot, "initial_from": begin})
+    layers = layers_of(build_flat_model(training, config).model)
+    generators = [generator for layer in layers for generator in seed_generators(layer)]
+    return [tuple(each.state.numpy().tolist()) for each in (*generators, global_seed_generator())]
+
+
+def test_a_run_that_goes_on_draws_no_numbers_again():
+    """Dropout would have the masks of the first steps once more."""
+    first, second = (InitialFrom(uri=f"s3://bucket/n/j/{run}") for run in "ab")
+    found = [states(slot, 0, begin) for slot in (0, 1) for begin in (None, first, second)]
+    assert len(set(itertools.chain(*found))) == 12
+    assert states(0, 0, first) == found[1]
+    assert states(0, 0, first.model_copy(update={"weights_only": True})) == found[0]
+
+
 @pytest.mark.nightly
 def test_draws_follow_the_seed_of_the_job_on_every_worker():
     """Else runs with several seeds, for error bars, would draw the same masks on all workers but the first."""
-
-    def states(slot, seed):
-        training = job(lambda: functional(dropout=0.5), seed=seed)
-        config = CONFIG.model_copy(update={"index": slot})
-        layers = layers_of(build_flat_model(training, config).model)
-        generators = [generator for layer in layers for generator in seed_generators(layer)]
-        return [tuple(each.state.numpy().tolist()) for each in (*generators, global_seed_generator())]
-
     found = [states(slot, seed) for slot in (1, 2) for seed in (0, 1, 2)]
     assert all(len(each) == 2 for each in found)
     assert len(set(itertools.chain(*found))) == 12  # another one for each generator, worker and seed
