@@ -120,6 +120,18 @@ def test_a_preempted_job_drains_with_a_snapshot_gives_its_quota_back_and_resumes
     assert world.status["phase"] == "Running"
 
 
+def test_pace_of_the_workers_is_kept_while_the_queue_holds_the_job() -> None:
+    """It is planned meanwhile: by its profile, for a minute without quota, three workers that had to be seven."""
+    world = admitted_world()
+    said = {"samplesPerSecond": "100", "relativeError": "2", "watchedSeconds": 90, "basis": ""}
+    world.status["prediction"] = said
+    world.queue.room = False
+    world.queue.preempt()
+    run(world)
+    assert not world.pods
+    assert world.status["prediction"] == said
+
+
 @pytest.mark.parametrize("how", ["hidden", "unreadable", "deleted"])
 def test_a_workload_that_is_not_seen_suspends_no_job_that_runs(how: str) -> None:
     world = admitted_world()

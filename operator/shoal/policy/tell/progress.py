@@ -171,9 +171,12 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
 
 
 def prediction(facts: Facts) -> PredictionStatus | None:
-    """What the planner expects of the job. What its workers did before it was suspended may be of another week."""
+    """What the planner expects of the job. What its workers did before its user suspended it may be of another week.
+
+    While its queue holds it, it is planned, and may be back in a minute.
+    """
     said = _expected(facts)
-    if said is None or not facts.suspended:
+    if said is None or not facts.job.spec.suspend:
         return said
     return said.model_copy(update={"relative_error": None, "watched_seconds": None})
 
