@@ -167,7 +167,7 @@ class MeasuredRow(Status):
 
 
 class ServerLoad(Status):
-    """What updates cost the parameter servers, for a number of them."""
+    """What one update costs the parameter servers, for a number of them."""
 
     parameter_servers: int
     """Number of parameter servers."""
@@ -175,8 +175,8 @@ class ServerLoad(Status):
     """Seconds spent on updates, summed over the servers, a decimal."""
     updates: str = "0"
     """Updates applied, summed over the servers, a decimal."""
-    batches: str = "0"
-    """Batches that these updates are of, summed over the servers, a decimal; 0: one each."""
+    batches_per_update: str = "0"
+    """Batches that one of them is of, the harmonic mean over jobs, a decimal; 0: no job told it."""
     bytes: str = "0"
     """Bytes received, summed over the servers, a decimal."""
     last_seen: str = ""

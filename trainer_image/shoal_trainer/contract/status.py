@@ -84,8 +84,8 @@ class ShardReport(Message):
     """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
 
     `busy_seconds`, `updates`, `batches`, `bytes_received` and `busy_answers` are cumulative over the life of the
-    shard's process (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `batches` is
-    the time that one batch costs the shard, from which its capacity follows at any number of workers.
+    shard's process (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is
+    the time that one update costs the shard, from which its capacity follows at any number of workers.
     """
 
     index: Count

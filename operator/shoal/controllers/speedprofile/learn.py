@@ -28,7 +28,7 @@ from shoal.api.speed_profile import (
 from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import decimal, nearest
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import Kind
+from shoal.sizing.speed.measurements import Kind, of_an_update
 from shoal.words import stamp
 from shoal_trainer.contract import (
     LARGEST,
@@ -293,29 +293,32 @@ def _add_loads(
     counts, number = dict[str, str](), len(shards)
     for shard in shards:
         name = _shard(shard)
-        before = _parse_work(merged.get(name, ""))
-        busy, updates, received, batches = (
+        before = _numbers(merged.get(name, ""), 3)
+        busy, updates, received = (
             max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
         )
         counts[name] = " ".join(f"{value:.10g}" for value in _work(shard))
         if updates > 0:
-            loads[number] = _loaded(loads.get(number), number, (busy, updates, received, batches), now)
+            batches = shard.batches / shard.updates
+            loads[number] = _loaded(loads.get(number), number, (busy, updates, received), batches, now)
     return counts
 
 
 def _loaded(
-    old: ServerLoad | None, number: int, fresh: tuple[float, float, float, float], now: datetime
+    old: ServerLoad | None, number: int, fresh: tuple[float, float, float], batches: float, now: datetime
 ) -> ServerLoad:
+    """The load with what is new of it, whose updates are of so many `batches` each; 0: its job does not tell."""
     known = old or ServerLoad(parameter_servers=number)
-    keep, updates = _weight(known.last_seen, now), _number(known.updates)
-    before = _number(known.busy_seconds), updates, _number(known.bytes), _of(updates, _number(known.batches))
-    busy, updates, received, batches = (was * keep + more for was, more in zip(before, fresh, strict=True))
+    before = _number(known.busy_seconds), _number(known.updates), _number(known.bytes)
+    kept = [was * _weight(known.last_seen, now) for was in before]
+    busy, updates, received = (was + more for was, more in zip(kept, fresh, strict=True))
+    each = of_an_update([(kept[1], _number(known.batches_per_update)), (fresh[1], batches)])
     return ServerLoad(
         parameter_servers=number,
         busy_seconds=f"{busy:.6g}",
         updates=f"{updates:.6g}",
         bytes=f"{received:.6g}",
-        batches=f"{batches:.6g}",
+        batches_per_update=f"{each:.6g}",
         last_seen=stamp(now),
     )
 
@@ -384,20 +387,8 @@ def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel |
     )
 
 
-def _work(shard: ShardReport) -> tuple[float, float, float, float]:
-    updates = float(shard.updates)
-    return shard.busy_seconds, updates, float(shard.bytes_received), _of(updates, float(shard.batches))
-
-
-def _parse_work(text: str) -> tuple[float, float, float, float]:
-    """The work that was merged; of an operator before there were `batches`, three numbers."""
-    busy, updates, received, batches = _numbers(text + " 0" if len(text.split()) == 3 else text, 4)
-    return busy, updates, received, _of(updates, batches)
-
-
-def _of(updates: float, batches: float) -> float:
-    """The batches of so many updates: one each, where a trainer or an operator of an earlier version did not say."""
-    return batches or updates
+def _work(shard: ShardReport) -> tuple[float, float, float]:
+    return shard.busy_seconds, float(shard.updates), float(shard.bytes_received)
 
 
 def _format(parts: Iterable[LogSums]) -> str:

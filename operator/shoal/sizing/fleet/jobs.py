@@ -18,7 +18,7 @@ from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import beside_of, decimal, model_of
 from shoal.sizing.fleet.values import FleetJob, Pace, Watched
 from shoal.sizing.fleet.work import samples_per_epoch, with_work
-from shoal.sizing.speed.measurements import Kind, Model
+from shoal.sizing.speed.measurements import Kind, Model, of_an_update
 from shoal_trainer.contract import StatusReport
 
 __all__ = ["END_SECONDS", "asked", "fleet_job", "job_name", "running", "server_price", "unreadable"]
@@ -77,6 +77,7 @@ def fleet_job(
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
+        batches_per_update=_batches_per_update(report),
         server_price=server_price,
         snapshot_every=spec.parameter_servers.snapshot.every_seconds,
         running=running(job),
@@ -200,6 +201,12 @@ def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile 
         )
     except UsageError:
         return known
+
+
+def _batches_per_update(report: StatusReport | None) -> float:
+    """The batches of an update, which the job's code says, as its servers count them; 0: not known yet."""
+    shards = report.shards if report is not None else ()
+    return of_an_update((each.updates, each.batches / each.updates) for each in shards if each.updates)
 
 
 def _cpu_limit(job: TrainingJob) -> float:

@@ -109,7 +109,7 @@ def job_problem(
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     if servers is None:
-        servers = servers_of(model, speeds, (job.parameter_servers,))
+        servers = servers_of(model, speeds, (job.parameter_servers,), job.batches_per_update)
         servers = replace(
             servers,
             running=job.parameter_servers if job.running else 0,
@@ -282,17 +282,20 @@ def _shocks_of(pool: FleetPool) -> tuple[float, float]:
     )
 
 
-def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:
-    """The parameter servers of a model: their capacity, and how sure it is."""
-    fitted = speeds.servers
+def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...], batches: float = 0.0) -> Servers:
+    """The parameter servers of a model: their capacity, and how sure it is.
+
+    `batches`: those of an update, as the job itself says; 0: not known, as many as all jobs of its model had.
+    """
+    fitted, batches = speeds.servers, batches or speeds.batches_per_update(model.key)
     measured = fitted.measured.get(model.key, 1)
     capacity, sigma = fitted.capacity(model, measured)
     return Servers(
         counts=counts,
-        model=PsModel(measured**fitted.scaling / capacity, fitted.sharpness, fitted.scaling),
+        model=PsModel(measured**fitted.scaling / capacity / batches, fitted.sharpness, fitted.scaling),
         sigma=sigma,
         measured=measured,
-        bytes_per_step=wire_bytes(model.parameters) / speeds.steps_of_update(model),
+        bytes_per_step=wire_bytes(model.parameters) / batches,
         snapshot_seconds=3 * 4 * model.parameters / SNAPSHOT_BANDWIDTH,
     )
 

@@ -251,7 +251,7 @@ def _load(load: Load) -> ServerLoad:
     if not 1 <= load.parameter_servers <= 10**6:
         raise UsageError(f"there were {load.parameter_servers} parameter servers")
     seconds, updates, received = decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes)
-    return ServerLoad(seconds, updates, received, decimal(load.batches))
+    return ServerLoad(seconds, updates, received, decimal(load.batches_per_update))
 
 
 def _moments(found: LogMoments) -> LogMean | None:

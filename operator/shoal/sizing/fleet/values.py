@@ -141,6 +141,7 @@ class FleetJob:
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
+    batches_per_update: float = 0.0
     servers_zone: str = ""
     server_price: float = 0.0
     snapshot_every: float = 60.0

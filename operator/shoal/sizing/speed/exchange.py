@@ -22,7 +22,15 @@ import numpy as np
 
 from shoal.sizing.accelerators import CPU, Catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MOST_SECONDS, LogMean, Model, Profile, Row
+from shoal.sizing.speed.measurements import (
+    MOST_SECONDS,
+    LogMean,
+    Model,
+    Profile,
+    Row,
+    ServerLoad,
+    of_an_update,
+)
 from shoal.sizing.speed.servers import Cluster, Load, soft_min
 
 __all__ = ["Links", "limits"]
@@ -42,14 +50,20 @@ class Links:
     def __init__(self, profiles: Iterable[Profile], sheets: Catalogue) -> None:
         self._sheets = sheets
         self._models: dict[str, list[tuple[Model, Row]]] = defaultdict(list)
+        self._loads = defaultdict[str, list[ServerLoad]](list)
         places: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
         for profile in profiles:
+            self._loads[profile.model.key] += profile.server_load.values()
             for row in profile.rows:
                 if sheets.knows(row.device):
                     self._models[profile.model.key].append((profile.model, row))
                     if _exchange(row) is not None:
                         places[self._place(profile.model, row.device, row.devices)].append(row)
         self._rows = {place: _lately(rows) for place, rows in places.items()}
+
+    def batches_per_update(self, key: str) -> float:
+        """How many batches an update of this model is of, over all of its jobs: 1 where nobody measured it."""
+        return of_an_update((load.updates, load.batches_per_update) for load in self._loads[key]) or 1.0
 
     def floor(self, model: Model, device: str, devices: int) -> float:
         """Seconds that a worker's step takes at least; 0: nobody knows, as none was without others long enough lately.
@@ -61,8 +75,11 @@ class Links:
         return _least(rows) if any(each.count >= BURST for each in alone if each is not None) else 0.0
 
     def sharing(self, key: str) -> list[Cluster]:
-        """What several workers of a model did lately by their exchange, beside what each does alone at least."""
-        measured = self._models.get(key, [])
+        """What several workers of a model did lately by their exchange, beside what each does alone at least.
+
+        Both are in updates, as the servers' arithmetic: what was measured of a step is of one batch.
+        """
+        measured, batches = self._models.get(key, []), self.batches_per_update(key)
         recent = set(_lately([row for _, row in measured]))
         found = list[Cluster]()
         for model, row in measured:
@@ -75,9 +92,9 @@ class Links:
                     model,
                     row.workers,
                     row.parameter_servers,
-                    row.workers / max(compute.seconds, own),
-                    row.workers / max(compute.seconds, exchange.seconds),
-                    math.sqrt(compute.variance_log / compute.count),
+                    row.workers / max(compute.seconds, own) / batches,
+                    row.workers / max(compute.seconds, exchange.seconds) / batches,
+                    math.sqrt(compute.doubt()),
                     f"{key} {row.device} {row.devices} {row.batch_size}",
                     priors.weight(row.age_seconds),
                     _doubt(max(compute, exchange, key=attrgetter("seconds"))),

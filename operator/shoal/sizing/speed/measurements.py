@@ -7,7 +7,7 @@ differ by factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,7 +15,18 @@ from typing import NamedTuple
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import CPU
 
-__all__ = ["Basis", "Evaluation", "Kind", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = [
+    "Basis",
+    "Evaluation",
+    "Kind",
+    "LeftOut",
+    "LogMean",
+    "Model",
+    "Profile",
+    "Row",
+    "ServerLoad",
+    "of_an_update",
+]
 
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e7
 """No time beyond these was measured: the clock, and a third of a year for one step."""
@@ -232,27 +243,33 @@ _RANGES = (
 class ServerLoad:
     """The work of all shards together: seconds busy, updates applied (one a shard and push), bytes received.
 
-    `batches`: those of the updates, at least one each. A worker's speed is in batches, so the load is one a batch, too.
+    `batches_per_update`: see `of_an_update`; 0: nobody told.
     """
 
     busy_seconds: float
     updates: float
     bytes: float = 0.0
-    batches: float = 0.0
+    batches_per_update: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batches", max(self.batches, self.updates))
-        if not (0 < self.updates <= self.batches <= MOST_COUNT and 0 <= self.bytes <= MOST_COUNT):
+        if not (0 < self.updates <= MOST_COUNT and 0 <= self.bytes <= MOST_COUNT):
             raise UsageError(f"servers that were measured applied updates, not {self.updates}")
-        if self.busy_seconds and not LEAST_SECONDS <= self.seconds <= MOST_SECONDS:
+        if self.busy_seconds and not LEAST_SECONDS <= self.busy_seconds / self.updates <= MOST_SECONDS:
             raise UsageError(
-                f"a batch keeps a server busy for a time, not {self.busy_seconds} s / {self.batches}"
+                f"an update keeps a server busy for a time, not {self.busy_seconds} s / {self.updates}"
             )
+        if not (self.batches_per_update == 0 or 1 <= self.batches_per_update <= MOST_COUNT):
+            raise UsageError(f"an update is of one batch or more, not {self.batches_per_update}")
 
-    @property
-    def seconds(self) -> float:
-        """Those of a server for one batch."""
-        return self.busy_seconds / self.batches
+
+def of_an_update(known: Iterable[tuple[float, float]]) -> float:
+    """The batches of one update, by numbers of updates and how many batches each is of; 0: nobody told.
+
+    How many they are is in the code of a job, and jobs of one model differ. It is their harmonic mean, as the parts of
+    steps are means over updates of what each takes for a batch. Who does not tell has as many as who does.
+    """
+    told = [(updates, batches) for updates, batches in known if updates > 0 and batches > 0]
+    return max(sum(n for n, _ in told) / sum(n / k for n, k in told), 1.0) if told else 0.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -15,7 +15,16 @@ from zlib import crc32
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.exchange import Links, limits
-from shoal.sizing.speed.measurements import Basis, LeftOut, LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.measurements import (
+    Basis,
+    LeftOut,
+    LogMean,
+    Model,
+    Profile,
+    Row,
+    ServerLoad,
+    of_an_update,
+)
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
@@ -63,7 +72,6 @@ class SpeedModel:
         every = merged(known)
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
-        self._steps = _steps_of_updates(self._profiles)
         self._loads, self._clusters = self._of_servers(planned)
         self._links = Links(self._profiles, self._sheets)
         keys = dict.fromkeys(load.model.key for load in self._loads)
@@ -77,16 +85,16 @@ class SpeedModel:
         """The posterior of the parameter servers."""
         found = (self._cluster(model, row) for model, row in self._clusters)
         clusters = [*self._sharing, *(cluster for cluster in found if cluster is not None)]
-        return ServerModel(*limits(self._loads, clusters), self._steps)
+        return ServerModel(*limits(self._loads, clusters))
 
-    def steps_of_update(self, model: Model) -> float:
-        """How many steps of a worker are in one update of the servers: 1 where nobody measured it."""
-        return self._steps.get(model.key, 1.0)
+    def batches_per_update(self, key: str) -> float:
+        """How many batches an update of this model is of, over all of its jobs: 1 where nobody measured it."""
+        return self._links.batches_per_update(key)
 
     def _of_servers(self, planned: Collection[str] | None) -> tuple[list[Load], list[tuple[Model, Row]]]:
         """What tells of the servers: their loads, and of models without any the rows of several workers."""
         loads = [
-            Load(profile.model, count, load.seconds, load.updates)
+            Load(profile.model, count, load.busy_seconds / load.updates, load.updates)
             for profile in self._profiles
             for count, load in profile.server_load.items()
             if load.updates > 0 and load.busy_seconds > 0
@@ -157,16 +165,6 @@ class SpeedModel:
             one.sigma,
             f"{model.key} {row.device} {row.devices} {row.batch_size}",
         )
-
-
-def _steps_of_updates(profiles: Iterable[Profile]) -> dict[str, float]:
-    """How many steps are in an update of each model (`Training(batches_per_push)`), by its key."""
-    batches, updates = (defaultdict[str, float](float) for _ in range(2))
-    for profile in profiles:
-        for load in profile.server_load.values():
-            batches[profile.model.key] += load.batches
-            updates[profile.model.key] += load.updates
-    return {key: batches[key] / updates[key] for key in updates}
 
 
 def fitted(
@@ -294,8 +292,13 @@ def _together(profiles: Sequence[Profile]) -> Profile:
     for profile in profiles:
         for count, load in profile.server_load.items():
             loads[count].add(load)
-    together = {
-        count: ServerLoad(*(sum(part) for part in zip(*map(astuple, each), strict=True)))
-        for count, each in loads.items()
-    }
-    return Profile(profiles[-1].model, rows, together)
+    return Profile(profiles[-1].model, rows, {count: _sum(each) for count, each in loads.items()})
+
+
+def _sum(loads: Collection[ServerLoad]) -> ServerLoad:
+    return ServerLoad(
+        sum(each.busy_seconds for each in loads),
+        sum(each.updates for each in loads),
+        sum(each.bytes for each in loads),
+        of_an_update((each.updates, each.batches_per_update) for each in loads),
+    )

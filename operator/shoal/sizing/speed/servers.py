@@ -1,10 +1,10 @@
 """What the parameter servers can do: the cost of an update, from their busy seconds or from measured clusters.
 
     u = alpha * tensors + beta * parameters       seconds that one update keeps one server busy
-    C = k * servers^s / u                         steps a second of all servers, k of them in an update
-    V = (A^-p + C^-p)^(-1/p)                      the cluster's steps a second, A: the workers alone
+    C = servers^s / u                             updates a second of all servers
+    V = (A^-p + C^-p)^(-1/p)                      the cluster's updates a second, A: of the workers alone
 
-Busy seconds and updates of the shards give u, k and C directly, at any number of workers. Where there are none, or less
+Busy seconds and updates of the shards give u and C directly, at any number of workers. Where there are none, or less
 is seen to come through (`exchange.py`), clusters that are slower than the sum of their workers do: one row is
 information. Both update the same posterior (Gauss-Newton around a prior),
 so what is not measured keeps the prior's width.
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +35,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 @dataclass(frozen=True)
 class Load:
-    """Measured busy seconds of a shard for one step of a model that `servers` share, in so many updates."""
+    """Measured busy seconds of a shard for one update of a model that `servers` share."""
 
     model: Model
     servers: int
@@ -46,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A measured cluster: `workers` that make `alone` steps/s together without contention made `speed` steps/s.
+    """A measured cluster: `workers` that make `alone` updates/s together without contention made `speed` updates/s.
 
     `alone_sigma` is the standard deviation of ln(alone); clusters of one `series` share their deviations. `weight`:
     what it still counts at its age, 0 to 1. `speed_sigma`: the standard deviation of ln(speed) as few steps make it,
@@ -161,22 +160,13 @@ class _Normal(NamedTuple):
 
 
 class ServerModel:
-    """The posterior of (ln alpha, ln beta, ln(p - 1), s) and of each model's deviation from the form.
+    """The posterior of (ln alpha, ln beta, ln(p - 1), s) and of each model's deviation from the form."""
 
-    `steps`: how many are in an update of a model, by its key: 1 where it is not given.
-    """
-
-    def __init__(
-        self,
-        loads: Sequence[Load] = (),
-        clusters: Sequence[Cluster] = (),
-        steps: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, loads: Sequence[Load] = (), clusters: Sequence[Cluster] = ()) -> None:
         self._loads, self._clusters = list(loads), list(clusters)
         everything: list[Load | Cluster] = [*self._loads, *self._clusters]
         self.names = sorted({each.model.key for each in everything})
         self._at = {name: at for at, name in enumerate(self.names)}
-        self._log_steps = np.log([steps.get(name, 1.0) for name in self.names])
         self.measured = dict[str, int]()
         for each in everything:
             self.measured[each.model.key] = max(self.measured.get(each.model.key, 0), each.servers)
@@ -204,7 +194,7 @@ class ServerModel:
         return float(np.clip(self.theta[3], 0.0, 1.0))
 
     def capacity(self, model: Model, servers: int) -> tuple[float, float]:
-        """Steps a second of so many servers, and the standard deviation of its logarithm."""
+        """Updates a second of so many servers, and the standard deviation of its logarithm."""
         load = Load(model, servers, 1.0, 1.0)
         (mean,), (slope,) = _log_capacity([load], self.theta)
         at = self._at.get(model.key)
@@ -214,14 +204,14 @@ class ServerModel:
         # The model's own deviation is known with what is shared: what is too much of one is too little of the other.
         slope = slope + self._normal.mixed[at] / self._normal.own[at]
         variance = float(slope @ self._covariance @ slope) + float(self._voice[at] / self._normal.own[at])
-        return math.exp(mean + self._log_steps[at] - self._own[at]), math.sqrt(variance)
+        return math.exp(mean - self._own[at]), math.sqrt(variance)
 
     def update_seconds(self, model: Model) -> float:
-        """Seconds that one step keeps a single server busy."""
+        """Seconds that one update keeps a single server busy."""
         return 1 / self.capacity(model, 1)[0]
 
     def speed(self, cluster: Cluster) -> tuple[float, float]:
-        """Steps/s of a cluster, and the standard deviation of its logarithm without noise.
+        """Updates/s of a cluster, and the standard deviation of its logarithm without noise.
 
         Over the whole distribution of the capacity, by quadrature: where it is uncertain, servers that do not limit the
         cluster by the best guess still may, and the tangent there says nothing of it.
@@ -312,7 +302,7 @@ class ServerModel:
         """What was measured, beside what the parameters say of it."""
         loads, clusters = self._loads, self._clusters
         cap, slope = _log_capacity([*loads, *clusters], theta)
-        cap, n = cap + (self._log_steps - own)[self._model], len(loads)
+        cap, n = cap - own[self._model], len(loads)
         alone = np.log([each.alone for each in clusters])
         speed, by_p, hangs = _log_speed(alone, cap[n:], theta)
         slope[n:] *= hangs[:, None]

@@ -21,7 +21,7 @@ from shoal.api.speed_profile import (
 from shoal.controllers.speedprofile.learn import forget, learn, moved
 from shoal.errors import UsageError
 from shoal.sizing.fleet.resources import beside_of, profile_of
-from shoal.sizing.speed import priors
+from shoal.sizing.speed import measurements, priors
 from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     MAX_SPEEDS,
@@ -80,28 +80,32 @@ def pushed(updates: int, batches: int = 0, boot: int = 1) -> StatusReport:
 times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
 
 
-def test_batches_are_learned_beside_the_updates_that_they_came_with() -> None:
+def test_batches_of_an_update_are_learned_beside_what_it_costs() -> None:
     status = SpeedProfileStatus()
     for updates in (100, 300):
         status = learn(status, "one", pushed(updates, 10 * updates), NOW)
     (load,) = status.server_load
-    assert (float(load.updates), float(load.batches)) == (300, 3000)
+    assert (load.busy_seconds, load.updates, load.batches_per_update) == ("3", "300", "10")
     profile = profile_of(SpeedProfile(metadata={"name": "p"}, status=status), NOW)
     assert profile is not None
-    assert profile.server_load[1].seconds == pytest.approx(0.001)
+    assert profile.server_load[1] == measurements.ServerLoad(3, 300, 0, 10)
 
 
-def test_updates_of_an_earlier_version_are_of_one_batch_each() -> None:
-    status = learn(SpeedProfileStatus(), "one", pushed(200), NOW)
-    assert status.server_load[0].batches == "200"
-    before = status.model_copy(
-        update={
-            "server_load": (status.server_load[0].model_copy(update={"batches": "0"}),),
-            "sources": (status.sources[0].model_copy(update={"counts": {"shard/0/1": "2 200 0"}}),),
-        }
-    )
-    (load,) = learn(before, "one", pushed(300, 3000), NOW).server_load
-    assert (float(load.busy_seconds), float(load.updates), float(load.batches)) == (3, 300, 3000)
+def test_updates_before_an_upgrade_are_of_as_many_batches_as_those_after_it() -> None:
+    """They were taken for one each: after a month, servers were planned with a tenth of what they do for weeks."""
+    status = learn(SpeedProfileStatus(), "one", pushed(2_000_000), NOW)
+    assert status.server_load[0].batches_per_update == "0"
+    (load,) = learn(status, "two", pushed(100, 1000, boot=2), NOW).server_load
+    assert (load.busy_seconds, load.updates, load.batches_per_update) == ("20001", "2.0001e+06", "10")
+    (load,) = learn(status, "one", pushed(2_000_100, 20_001_000), NOW).server_load
+    assert load.batches_per_update == "10", "its servers have told all along, and the operator is new"
+
+
+def test_few_jobs_of_many_batches_an_update_do_not_say_what_one_is_of() -> None:
+    """One with a hundred beside one with one made 50 of both."""
+    status = learn(SpeedProfileStatus(), "one", pushed(1000, 100_000), NOW)
+    (load,) = learn(status, "two", pushed(1000, 1000, boot=2), NOW).server_load
+    assert float(load.batches_per_update) == pytest.approx(2, rel=0.02)
 
 
 @given(times, st.data())

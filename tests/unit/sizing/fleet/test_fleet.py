@@ -496,7 +496,7 @@ def test_a_worker_whose_template_asks_for_one_gpu_is_no_faster_on_a_node_of_four
     problem = job_problem(limited, [one, four], {"one": 16, "four": 4}, fitted([profile])[0])
     assert problem.basis == {"one": Basis.MEASURED, "four": Basis.MEASURED}
     assert [each.accelerator for each in problem.problem.pools] == ["T4 x 1", "V100 x 1"]
-    for asked, expected in ((0, 4), (1, 1), (2, 2), (8, 4)):
+    for asked, expected in ((None, 4), (0, 1), (1, 1), (2, 2), (8, 4)):
         assert devices_of(replace(limited, gpu_limit=asked), four) == expected
     large = replace(limited, bytes_per_sample=4e8)  # 51 GB a step: on four GPUs of 16 GB it fits
     assert "four is left out" in plan_fleet([one, four], [profile], [large]).jobs["a"].reason
@@ -528,23 +528,38 @@ def test_workers_are_planned_where_the_servers_are_and_what_crosses_counts() -> 
 
 
 def test_what_crosses_zones_once_in_several_batches_costs_so_much_less() -> None:
-    speeds, _ = fitted([PROFILE])
-    accumulated = replace(PROFILE, server_load={1: ServerLoad(60.0, 6000, batches=60_000)})
-    several, _ = fitted([accumulated])
-    once, seldom = (servers_of(MODEL, each, (1,)).bytes_per_step for each in (speeds, several))
+    several = fitted([replace(PROFILE, server_load={1: ServerLoad(60.0, 6000, batches_per_update=10)})])[0]
+    once, seldom, own = (
+        servers_of(MODEL, speeds, (1,), batches).bytes_per_step
+        for speeds, batches in ((fitted([PROFILE])[0], 0.0), (several, 0.0), (several, 4.0))
+    )
     assert once == pytest.approx(10 * seldom)
+    assert once == pytest.approx(4 * own)
 
 
-def test_job_of_several_batches_a_push_is_not_told_to_add_servers() -> None:
+@pytest.mark.parametrize(("told", "own"), [(10.0, 0.0), (1.0, 10.0), (0.0, 10.0)])
+def test_job_of_several_batches_a_push_is_not_told_to_add_servers(told: float, own: float) -> None:
     """16 workers had done 320 a second, and 200 were no plan: the servers' 100 pushes were taken for batches."""
     quick = LogMean.of(0.05, 0.002, 20_000)
     rows = tuple(Row("P100", batch_size=128, workers=n, compute=quick, step=quick) for n in (1, 4, 8, 16))
-    profile = Profile(MODEL, rows, {1: ServerLoad(1000.0, 100_000, batches=1_000_000)})
-    found = plan_fleet([STEADY], [profile], [job(pools=("steady",), samples_left=200 * 128 * 3300.0)]).jobs[
-        "a"
-    ]
+    profile = Profile(MODEL, rows, {1: ServerLoad(1000.0, 100_000, batches_per_update=told)})
+    wanted = job(pools=("steady",), samples_left=200 * 128 * 3300.0, batches_per_update=own)
+    found = plan_fleet([STEADY], [profile], [wanted]).jobs["a"]
     assert found.feasible
     assert 11 <= found.counts["steady"] <= 12
+
+
+def test_job_of_one_batch_a_push_has_not_the_servers_of_one_of_a_hundred() -> None:
+    """After one of the model with a hundred, its servers were foreseen to do 50 times what they do."""
+    profile = replace(PROFILE, server_load={1: ServerLoad(1e4, 2e5, batches_per_update=100)})
+    wanted = job(samples_left=2e7, deadline_seconds=7200.0, max_workers=30)
+    one, hundred = (
+        plan_fleet([SPOT, STEADY], [profile], [replace(wanted, batches_per_update=batches)]).jobs["a"]
+        for batches in (1.0, 100.0)
+    )
+    assert (one.feasible, hundred.feasible) == (False, True)
+    assert one.samples_per_second is not None
+    assert one.samples_per_second < 20 * 128 * 1.05
 
 
 def test_a_plan_that_is_kept_does_not_call_itself_the_cheapest() -> None:

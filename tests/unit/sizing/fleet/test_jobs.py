@@ -14,7 +14,7 @@ from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import Pace
 from shoal.sizing.speed.model import SpeedModel
-from shoal_trainer.contract import DataReport
+from shoal_trainer.contract import DataReport, ShardReport
 from tests.unit.controllers.planning.world import MODEL, NOW, SPOT, report, training_job
 
 MODEL_OF_USER = {"flopsPerSample": 1e9, "parameters": 1_000_000, "tensors": 50}

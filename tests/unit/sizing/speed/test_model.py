@@ -203,27 +203,30 @@ def test_busy_seconds_give_the_capacity_at_any_number_of_workers() -> None:
     assert less_sure > sigma
 
 
-def test_servers_of_updates_of_several_batches_do_so_many_steps_more() -> None:
-    """A worker's speed is in batches: of ten in a push, servers were said to do a tenth of what they do."""
-    one, ten = (
-        model(
-            alone("P100", 0.083), load={2: ServerLoad(busy_seconds=50.0, updates=10_000, batches=batches)}
-        ).servers
-        for batches in (10_000, 100_000)
-    )
-    capacity, sigma = ten.capacity(MODEL, 2)
-    assert capacity == pytest.approx(2000, rel=0.03)
-    assert sigma == pytest.approx(one.capacity(MODEL, 2)[1])
-    other = replace(MODEL, fingerprint="other")
-    assert ten.capacity(other, 2) == one.capacity(other, 2), "an update costs what it costs"
+@pytest.mark.parametrize("batches", [(1, 1), (64, 1), (1, 64)])
+def test_an_update_costs_what_it_costs_however_many_batches_it_is_of(batches: tuple[float, float]) -> None:
+    """One of 64 batches on one server, and one of one on four: servers of other tenants' models did a 28th of it."""
+    one, four = batches
+    several = model(load={1: ServerLoad(1e3, 1e5, 1.0, one), 4: ServerLoad(1.5e3, 4e5, 1.0, four)}).servers
+    same = model(load={1: ServerLoad(1e3, 1e5), 4: ServerLoad(1.5e3, 4e5)}).servers
+    for each in (MODEL, replace(MODEL, fingerprint="other", owner="another")):
+        for servers in (1, 4):
+            assert several.capacity(each, servers) == same.capacity(each, servers)
 
 
 def test_profiles_with_and_without_batches_of_updates_count_together() -> None:
-    told = Profile(MODEL, (), {1: ServerLoad(100.0, 10_000, batches=100_000)})
+    told = Profile(MODEL, (), {1: ServerLoad(100.0, 10_000, batches_per_update=10)})
     before = Profile(MODEL, (), {1: ServerLoad(50.0, 5_000)})
     both = SpeedModel([told, before])
-    assert both.steps_of_update(MODEL) == 7
-    assert both.servers.capacity(MODEL, 1)[0] == pytest.approx(700, rel=0.03)
+    assert both.batches_per_update(MODEL.key) == 10
+    assert both.servers.capacity(MODEL, 1)[0] == pytest.approx(100, rel=0.03)
+    assert SpeedModel([before]).batches_per_update(MODEL.key) == SpeedModel().batches_per_update("") == 1
+
+
+@pytest.mark.parametrize("batches", [-1.0, 0.5, math.nan, math.inf])
+def test_an_update_is_of_one_batch_or_more(batches: float) -> None:
+    with pytest.raises(UsageError, match="one batch or more"):
+        ServerLoad(1.0, 100, batches_per_update=batches)
 
 
 def test_old_measurements_give_way_to_new_ones() -> None:
