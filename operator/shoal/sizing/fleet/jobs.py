@@ -215,10 +215,18 @@ def _cpu_limit(job: TrainingJob) -> float:
     return quantity(limits.get("cpu", 0))
 
 
-def _gpu_limit(job: TrainingJob) -> int:
-    """The GPUs, or parts of one, that the template asks for; 0: it names none, and a worker has all of its node."""
-    resources = job.spec.workers.container("worker").get("resources") or {}
-    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+def _gpu_limit(job: TrainingJob) -> int | None:
+    """The GPUs, or parts of one, that the template asks for; None: it names none, and a worker has all of its node.
+
+    As `manifests/pods.py` has it: a worker that names 0 of them, or beside whom another container requests some, has
+    none.
+    """
+    containers = (job.spec.workers.template.read().get("spec") or {}).get("containers") or ()
+    requests = (name for each in containers for name in (each.get("resources") or {}).get("requests") or ())
+    own = job.spec.workers.container("worker").get("resources") or {}
+    asked = {**(own.get("requests") or {}), **(own.get("limits") or {})}
+    if not any(name.startswith(NVIDIA) for name in (*asked, *requests)):
+        return None
     return int(sum(quantity(number) for name, number in asked.items() if name.startswith(NVIDIA)))
 
 

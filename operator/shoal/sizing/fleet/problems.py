@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.accelerators import catalogue
+from shoal.sizing.accelerators import CPU, catalogue
 from shoal.sizing.availability import Floats, Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
@@ -304,17 +304,18 @@ def unusable(pool: FleetPool, job: FleetJob) -> str | None:
     """Why no worker of a job can be planned in a pool, and what to change; None: it can be used."""
     if pool.price_per_hour is None:
         return f"{pool.name} has no price and is left out: set spec.price.perHour."
-    if pool.accelerator is None and not cores_of(job, pool) > 0:
+    accelerator = accelerator_of(job, pool)
+    if accelerator is None and not cores_of(job, pool) > 0:
         return (
             f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen; set "
             "spec.cores."
         )
-    if pool.accelerator is not None and not catalogue().knows(pool.accelerator):
+    if accelerator is not None and not catalogue().knows(accelerator):
         return (
-            f"{pool.name} is left out: the accelerator {pool.accelerator} is not in the catalogue; use one of "
+            f"{pool.name} is left out: the accelerator {accelerator} is not in the catalogue; use one of "
             f"{', '.join(catalogue().names)}."
         )
-    if pool.accelerator is not None and not job.gpu_image:
+    if accelerator is not None and not job.gpu_image:
         return (
             f"{pool.name} is left out: its nodes have GPUs, and Shoal has no worker image with CUDA; name one in "
             "workers.template, or set trainer.workerGpuImage in the chart's values."
@@ -324,9 +325,10 @@ def unusable(pool: FleetPool, job: FleetJob) -> str | None:
 
 def _too_small(pool: FleetPool, job: FleetJob, model: Model) -> str | None:
     """Why the model does not fit into the accelerators of a pool; None: it does, or nobody knows."""
-    if job.bytes_per_sample is None or pool.accelerator is None:
+    accelerator = accelerator_of(job, pool)
+    if job.bytes_per_sample is None or accelerator is None:
         return None
-    batch, sheet = batch_of(job, pool), catalogue().find(pool.accelerator)
+    batch, sheet = batch_of(job, pool), catalogue().find(accelerator)
     needed = BYTES_PER_PARAMETER * model.parameters + job.bytes_per_sample * batch / devices_of(job, pool)
     if needed <= USABLE_MEMORY * sheet.memory_gb * 1e9:
         return None
@@ -357,9 +359,14 @@ def startup_of(pool: FleetPool) -> float:
     return (pool.startup_seconds * PRIOR_STARTUPS + measured * seen) / (PRIOR_STARTUPS + seen)
 
 
-def device_of(pool: FleetPool) -> str:
-    """The device that workers of this pool compute on."""
-    return pool.accelerator or "CPU"
+def accelerator_of(job: FleetJob, pool: FleetPool) -> str | None:
+    """The accelerator of a worker of this pool; None: its node has none, or its template asks for none of them."""
+    return None if job.gpu_limit == 0 else pool.accelerator
+
+
+def device_of(job: FleetJob, pool: FleetPool) -> str:
+    """The device that a worker of this pool computes on."""
+    return accelerator_of(job, pool) or CPU
 
 
 def cores_of(job: FleetJob, pool: FleetPool) -> float:
@@ -371,16 +378,17 @@ def cores_of(job: FleetJob, pool: FleetPool) -> float:
 
 
 def devices_of(job: FleetJob, pool: FleetPool) -> int:
-    """Accelerators of a worker of this pool: all of its node, or as many as its template asks for."""
-    return min(pool.devices, job.gpu_limit or pool.devices)
+    """Devices of a worker of this pool: all of its node, or as many as its template asks for."""
+    return pool.devices if job.gpu_limit is None else max(1, min(pool.devices, job.gpu_limit))
 
 
 def batch_of(job: FleetJob, pool: FleetPool) -> int:
     """Samples in a step of a worker of this pool, as the trainer chooses them: by words in the device's name."""
     if pool.batch_size is not None:
         return pool.batch_size
-    sheet = catalogue().sheet(device_of(pool), cores_of(job, pool))
-    names = f"{device_of(pool)} {sheet.name}".lower()
+    device = device_of(job, pool)
+    sheet = catalogue().sheet(device, cores_of(job, pool))
+    names = f"{device} {sheet.name}".lower()
     for words, batch in job.batch_sizes.items():
         if all(word in names for word in words.lower().replace("-", " ").split()):
             return batch
@@ -389,7 +397,8 @@ def batch_of(job: FleetJob, pool: FleetPool) -> int:
 
 def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, Basis]) -> Pool:
     batch, devices, cores = batch_of(job, pool), devices_of(job, pool), cores_of(job, pool)
-    speed = speeds.worker(model, device_of(pool), devices, cores, batch)
+    device = device_of(job, pool)
+    speed = speeds.worker(model, device, devices, cores, batch)
     basis[pool.name] = speed.basis
     rate = (pool.interruptions_per_hour * priors.NODE_HOURS + pool.interruptions_seen) / (
         priors.NODE_HOURS + pool.node_hours
@@ -407,7 +416,7 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
         step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
-        accelerator=f"{device_of(pool)} x {devices if pool.accelerator else cores:g}",
+        accelerator=f"{device} x {cores if device == CPU else devices:g}",
         zone=pool.zone,
         transfer_per_gib=pool.transfer_per_gib,
         startup_seconds=startup_of(pool),

@@ -103,18 +103,19 @@ class FleetJob:
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
-    is not checked. `cpu_limit` and `gpu_limit`: CPU cores and GPUs that a worker has at most; 0: all of its node.
-    `gpu_image`: whether its workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are;
-    empty: not known, or in none that is named. `server_price`: of each, per hour; 0: not known. `snapshot_every`:
-    seconds between snapshots. `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running`
-    workers need no start-up; `planned` are those of the plan that is being carried out or, of a job that follows none,
-    those with a pod, whether it has a node or waits for one. While its pods cannot be made, it has the nodes of those
-    that it is `kept_to`, by pool, whatever it plans; and it has none for those that wait `in_vain`. In the pools of
-    `asked` it waits for nodes, for so many seconds. `now`: what its workers do; where none can be watched,
-    `pace_before` is what was found last. `silent`: nobody has heard of it for minutes. `fault`: why it cannot be
-    planned, which is the operator's own fault. `least`: the workers that it keeps, whoever wants their nodes, and below
-    which it begins none; `min_workers` are more until there is something to plan. `keeps`: the workers that it has
-    whatever is planned for it, as in all modes but Auto; None: it follows its plan.
+    is not checked. `cpu_limit` and `gpu_limit`: CPU cores and GPUs that a worker has at most; 0 and None: all of its
+    node. `batches_per_update`: how many are in a push, as its servers count them; 0: not known. `gpu_image`: whether
+    its workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are; empty: not known, or
+    in none that is named. `server_price`: of each, per hour; 0: not known. `snapshot_every`: seconds between snapshots.
+    `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
+    `planned` are those of the plan that is being carried out or, of a job that follows none, those with a pod, whether
+    it has a node or waits for one. While its pods cannot be made, it has the nodes of those that it is `kept_to`, by
+    pool, whatever it plans; and it has none for those that wait `in_vain`. In the pools of `asked` it waits for nodes,
+    for so many seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last.
+    `silent`: nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
+    `least`: the workers that it keeps, whoever wants their nodes, and below which it begins none; `min_workers` are
+    more until there is something to plan. `keeps`: the workers that it has whatever is planned for it, as in all modes
+    but Auto; None: it follows its plan.
     """
 
     name: str
@@ -130,7 +131,7 @@ class FleetJob:
     work_note: str = ""
     bytes_per_sample: float | None = None
     cpu_limit: float = 0.0
-    gpu_limit: int = 0
+    gpu_limit: int | None = None
     gpu_image: bool = True
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)

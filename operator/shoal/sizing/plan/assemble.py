@@ -199,7 +199,7 @@ class _Assembly:
 
     def _note_speed(self, pool: FleetPool) -> None:
         """A note where a step time is not measured."""
-        batch, device = batch_of(self.planned, pool), device_of(pool)
+        batch, device = batch_of(self.planned, pool), device_of(self.planned, pool)
         devices, cores = devices_of(self.planned, pool), cores_of(self.planned, pool)
         found = self.speeds.worker(self.model, device, devices, cores, batch)
         if found.basis is Basis.MEASURED:

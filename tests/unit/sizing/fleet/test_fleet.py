@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool
+from shoal.errors import UsageError
 from shoal.sizing.availability import Floats
 from shoal.sizing.fleet import (
     FleetJob,
@@ -492,7 +493,7 @@ def test_a_worker_whose_template_asks_for_one_gpu_is_no_faster_on_a_node_of_four
     )  # fmt: skip
     found = plan_fleet([one, four], [profile], [limited]).jobs["a"]
     assert found.counts["four"] == 0
-    assert plan_fleet([one, four], [profile], [replace(limited, gpu_limit=0)]).jobs["a"].counts["four"] > 0
+    assert plan_fleet([one, four], [profile], [replace(limited, gpu_limit=None)]).jobs["a"].counts["four"] > 0
     problem = job_problem(limited, [one, four], {"one": 16, "four": 4}, fitted([profile])[0])
     assert problem.basis == {"one": Basis.MEASURED, "four": Basis.MEASURED}
     assert [each.accelerator for each in problem.problem.pools] == ["T4 x 1", "V100 x 1"]
@@ -500,8 +501,27 @@ def test_a_worker_whose_template_asks_for_one_gpu_is_no_faster_on_a_node_of_four
         assert devices_of(replace(limited, gpu_limit=asked), four) == expected
     large = replace(limited, bytes_per_sample=4e8)  # 51 GB a step: on four GPUs of 16 GB it fits
     assert "four is left out" in plan_fleet([one, four], [profile], [large]).jobs["a"].reason
-    all_four = plan_fleet([one, four], [profile], [replace(large, gpu_limit=0)]).jobs["a"]
+    all_four = plan_fleet([one, four], [profile], [replace(large, gpu_limit=None)]).jobs["a"]
     assert (+Counter(all_four.counts)).keys() == {"four"}
+
+
+def test_a_worker_whose_template_asks_for_no_gpu_computes_on_the_cores_of_its_node() -> None:
+    """Its steps take 1.2 s there; it was planned with all eight GPUs of its node."""
+    node = FleetPool("eight", "V100", devices=8, cores=8.0, limit=4, price_per_hour=2.4)
+    rows = (
+        Row("CPU", cores=8.0, batch_size=128, compute=LogMean.of(1.2, 0.01, 5000)),
+        Row("V100", devices=8, batch_size=128, compute=LogMean.of(0.02, 0.001, 5000)),
+    )
+    speeds, _ = fitted([Profile(MODEL, rows)])
+    without = job(pools=("eight",), gpu_limit=0, gpu_image=False, bytes_per_sample=1e12)
+    found = job_problem(without, [node], {"eight": 4}, speeds)
+    assert found.basis == {"eight": Basis.MEASURED}
+    [pool] = found.problem.pools
+    assert (pool.accelerator, pool.step_seconds) == ("CPU x 8", pytest.approx(1.2, rel=0.05))
+    unseen = job_problem(replace(without, cpu_limit=8.0), [replace(node, cores=0.0)], {"eight": 4}, speeds)
+    assert unseen.problem.pools[0].accelerator == "CPU x 8"
+    with pytest.raises(UsageError, match="no node of it was seen"):
+        job_problem(without, [replace(node, cores=0.0)], {"eight": 4}, speeds)
 
 
 @pytest.mark.parametrize("on_demand", [0.0, 0.1, 2.0])

@@ -84,17 +84,40 @@ def test_a_worker_has_the_cores_that_its_template_allows() -> None:
 @pytest.mark.parametrize(
     ("resources", "gpus"),
     [
-        ({}, 0),
+        ({}, None),
+        ({"limits": {"cpu": 4}}, None),
+        ({"limits": {"nvidia.com/gpu": 0}}, 0),
         ({"limits": {"nvidia.com/gpu": 1}}, 1),
         ({"limits": {"nvidia.com/gpu": "2", "cpu": 4}, "requests": {"nvidia.com/gpu": "2"}}, 2),
         ({"requests": {"nvidia.com/mig-1g.5gb": 1}}, 1),
         ({"limits": {"nvidia.com/gpu": "many"}}, 0),
     ],
 )
-def test_a_worker_has_the_gpus_that_its_template_asks_for(resources: dict[str, Any], gpus: int) -> None:
-    containers = [{"name": "logs"}, {"name": "worker", "resources": resources}]
-    workers = {"replicas": 2, "template": {"spec": {"containers": containers}}}
-    assert fleet_job(training_job(workers=workers), None, NOW).gpu_limit == gpus
+def test_a_worker_has_the_gpus_that_its_template_asks_for(
+    resources: dict[str, Any], gpus: int | None
+) -> None:
+    """One that asked for 0 of them was planned with all of its node."""
+
+    def limit(logs: dict[str, Any]) -> int | None:
+        containers = [{"name": "logs", "resources": logs}, {"name": "worker", "resources": resources}]
+        workers = {"replicas": 2, "template": {"spec": {"containers": containers}}}
+        return fleet_job(training_job(workers=workers), None, NOW).gpu_limit
+
+    assert limit({}) == gpus
+    assert limit({"requests": {"nvidia.com/gpu": 1}}) == (gpus or 0), "another's are not its own"
+
+
+def test_batches_of_an_update_are_those_that_the_jobs_own_servers_count() -> None:
+    def batches(*work: tuple[int, int]) -> float:
+        shards = tuple(
+            ShardReport(index=n, epoch=0, updates=updates, batches=each)
+            for n, (updates, each) in enumerate(work)
+        )
+        return fleet_job(training_job(), None, NOW, report(None, shards=shards)).batches_per_update
+
+    assert fleet_job(training_job(), None, NOW).batches_per_update == batches() == batches((0, 0)) == 0
+    assert batches((10, 0)) == 0, "an earlier version does not tell"
+    assert batches((10, 100), (0, 0), (20, 200)) == 10
 
 
 OF_50_000 = SpeedProfile.model_validate(
