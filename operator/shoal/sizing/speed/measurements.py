@@ -221,12 +221,12 @@ class Row:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of a step: the longer of its parts, which overlap; the whole has waits for slower workers, too."""
-        alone, exchange = self.alone, self.exchange_seconds
-        if alone is not None and exchange is not None:
-            return max(alone.seconds, exchange)
-        whole = self.step or alone
-        return None if whole is None else whole.seconds
+        """Seconds of a step: measured, or the longer of compute and exchange, which overlap."""
+        if self.step is not None:
+            return self.step.seconds
+        if self.compute is None:
+            return None
+        return max(self.compute.seconds, self.exchange_seconds or 0.0)
 
 
 _RANGES = (

@@ -157,13 +157,29 @@ def test_waits_for_other_workers_are_no_limit_of_the_servers() -> None:
     assert capacity(waits, IDLE) == capacity((), IDLE)
 
 
-def test_waits_for_slower_workers_are_no_limit_of_servers_whose_work_nobody_measured() -> None:
-    """A step has them, its parts have not: eight workers of two kinds were said to be the most that servers can do."""
-    kinds = {"V100": LogMean.of(0.06, 0.003, 2000), "T4": LogMean.of(0.5, 0.01, 2000)}
-    waits = [row(8, 0.01, step=0.5, device=device, compute=compute) for device, compute in kinds.items()]
-    found, sigma = capacity(waits, {})
-    assert found > 8 / 0.06, "the fast ones wait for the slow ones, and not for the servers"
-    assert (found, sigma) == pytest.approx(capacity([replace(each, step=None) for each in waits], {}))
+@pytest.mark.parametrize("parts", [True, False])
+def test_step_that_a_user_measured_counts_whole_whatever_he_says_of_its_parts(parts: bool) -> None:
+    """What waits at a server that does 16 a second was in no part: with them, it was said to do 239."""
+    table = [row(n, 0.04, step=step) for n, step in ((1, 0.24), (2, 0.25), (4, 0.29), (8, 0.5))]
+    if not parts:
+        table = [replace(each, compute=None, pull=None, push=None) for each in table]
+    assert capacity(table, {})[0] == pytest.approx(16, rel=0.1)
+
+
+@pytest.mark.parametrize("batches", [1, 10])
+def test_link_of_the_servers_lets_so_many_updates_through_whatever_batches_they_are_of(batches: int) -> None:
+    """What is measured of steps is of a batch each."""
+    computed = LogMean.of(COMPUTE / batches, 0.01 / batches, 2000)
+    several = [
+        row(n, max(0.05, n / 24) / batches, step=max(COMPUTE, n / 24) / batches, compute=computed)
+        for n in (1, 4, 8, 16, 32)
+    ]
+    load = {1: replace(IDLE[1], batches_per_update=batches)}
+    found, sigma = capacity(several, load)
+    assert found == pytest.approx(24, rel=0.05)
+    assert sigma < 0.1
+    few = [row(n, 0.05 / batches, compute=computed) for n in (1, 4, 8)]
+    assert capacity(few, load) == capacity((), IDLE)
 
 
 def test_own_link_is_no_limit_of_the_servers() -> None:
