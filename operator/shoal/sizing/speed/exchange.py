@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,8 @@ __all__ = ["Links", "limits"]
 SHARPNESS = 1 + math.exp(priors.SERVER_MEAN[2])
 SURE = 3.0
 """Standard deviations by which several workers are slower than what the servers' arithmetic explains."""
+LASTING = 2.0
+"""Times the noise of any cluster: what is as sure as that was no bad hour."""
 BURST = 100.0
 """Steps that say as much as one: a server's restart, or a burst of others' traffic, is in the exchange of so many."""
 BURSTS_DIFFER, PRIOR_BURSTS = 0.3, 3.0
@@ -72,7 +75,7 @@ class Links:
         """
         rows = self._rows.get(self._place(model, device, devices), ())
         alone = (_exchange(row) for row in rows if row.workers == 1)
-        return _least(rows) if any(each.count >= BURST for each in alone if each is not None) else 0.0
+        return _least(rows) if any(each.longer.count >= BURST for each in alone if each is not None) else 0.0
 
     def sharing(self, key: str) -> list[Cluster]:
         """What several workers of a model did lately by their exchange, beside what each does alone at least.
@@ -97,7 +100,7 @@ class Links:
                     math.sqrt(compute.doubt()),
                     f"{key} {row.device} {row.devices} {row.batch_size}",
                     priors.weight(row.age_seconds),
-                    _doubt(max(compute, exchange, key=attrgetter("seconds"))),
+                    _doubt(exchange.longer if exchange.seconds > compute.seconds else compute, row.workers),
                 )
             )
         return found
@@ -132,12 +135,17 @@ def limits(loads: Sequence[Load], clusters: Sequence[Cluster]) -> tuple[list[Loa
 
 
 def _refutes(other: Cluster, one: Cluster) -> bool:
-    """Whether of another cluster, measured as surely, more came through than the limit of this slow one would let."""
-    if other.weight / other.noise**2 < one.weight / one.noise**2:
+    """Whether of another cluster, measured as surely, more came through than the limit of this slow one would let.
+
+    More workers may bring less, and a full link differs more from step to step than a free one: a smaller cluster
+    refutes only what may be a bad hour.
+    """
+    lasting = one.noise < LASTING * priors.CLUSTER_NOISE
+    if other.weight / other.noise**2 < one.weight / one.noise**2 or (lasting and other.alone < one.alone):
         return False
     limit = one.speed * (1 - (one.speed / one.alone) ** SHARPNESS) ** (-1 / SHARPNESS)
     limit *= (other.servers / one.servers) ** priors.SERVER_MEAN[3]
-    return math.log(other.speed / limit) > SURE * math.hypot(other.noise, one.noise)
+    return math.log(other.speed / limit) > SURE * other.noise
 
 
 def _lately(rows: Sequence[Row]) -> list[Row]:
@@ -149,18 +157,27 @@ def _least(rows: Iterable[Row]) -> float:
     return min(each.seconds for row in rows if (each := _exchange(row)) is not None)
 
 
-def _exchange(row: Row) -> LogMean | None:
+class _Exchange(NamedTuple):
+    """The seconds of a pull and a push, and what was measured of the longer of both."""
+
+    seconds: float
+    longer: LogMean
+
+
+def _exchange(row: Row) -> _Exchange | None:
     """The time of an exchange; None: it was not measured beside the compute. With a push in flight, a step at most."""
     seconds, pull, push = row.exchange_seconds, row.pull, row.push
     if seconds is None or pull is None or push is None or row.compute is None or row.device == CPU:
         return None
     seconds = min(seconds, MOST_SECONDS if row.step is None else row.step.seconds)
-    variance = max(pull.variance_log, push.variance_log)
-    return LogMean(math.log(seconds), variance, min(pull.count, push.count), seconds)
+    return _Exchange(seconds, max(pull, push, key=attrgetter("seconds")))
 
 
-def _doubt(time: LogMean) -> float:
-    """The standard deviation of the logarithm of a mean time: few steps are less sure than they differ."""
+def _doubt(time: LogMean, workers: int) -> float:
+    """The standard deviation of the logarithm of a mean time: few steps are less sure than they differ.
+
+    A server that stands still is in a step of each of its workers.
+    """
     bursts = time.count / BURST
     differ = (BURSTS_DIFFER**2 * PRIOR_BURSTS + time.variance_log * bursts) / (PRIOR_BURSTS + bursts)
-    return math.sqrt(differ / bursts)
+    return math.sqrt(differ / bursts + time.stalled(1 / workers))

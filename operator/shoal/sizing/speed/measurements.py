@@ -92,18 +92,20 @@ class LogMean:
         return math.exp(self.mean_log + min(self.variance_log, 4.0) / 2)
 
     def doubt(self, weight: float = 1.0) -> float:
-        """The variance of ln(seconds), where what was measured has this weight.
+        """The variance of ln(seconds), where what was measured has this weight."""
+        return self.variance_log / max(self.count * weight, 1e-3) + self.stalled(weight)
 
-        A mean beyond that of a lognormal distribution is of few long steps. How many, mean and variance say together; a
-        single stall tells nearly nothing of how often one comes.
+    def stalled(self, weight: float = 1.0) -> float:
+        """What of `doubt` is for stalls: a single one tells nearly nothing of how often one comes.
+
+        A mean beyond that of a lognormal distribution is of few long steps. How many, mean and variance say together.
         """
-        count = max(self.count * weight, 1e-3)
         long = 1 - self._lognormal / self.seconds
         if long < 0.01:
-            return self.variance_log / count
+            return 0.0
         longer = max(math.log(self.seconds * long * self.count) - self.mean_log, 1.0)
-        stalls = min(self.variance_log / longer**2, 1.0) * count
-        return self.variance_log / count + long**2 / stalls
+        stalls = min(self.variance_log / longer**2, 1.0) * max(self.count * weight, 1e-3)
+        return long**2 / stalls
 
 
 class Kind(NamedTuple):

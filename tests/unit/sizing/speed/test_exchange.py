@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -210,6 +211,50 @@ def test_what_came_through_for_longer_tells_what_the_servers_can_do() -> None:
     assert capacity([*rows(lambda _: 0.06, 4, 12), lasting], IDLE)[0] < 60
     before = [replace(each, age_seconds=priors.HALF_LIFE) for each in day]
     assert capacity([*before, lasting], IDLE)[0] < 60, "the link of today is another one"
+
+
+def stalled(seconds: float, stall: float, workers: int, count: int) -> LogMean:
+    """Of as many steps, one of each worker stood still for so long."""
+    logs = [math.log(stall)] * workers + [math.log(seconds)] * (count - workers)
+    mean = sum(logs) / count
+    variance = sum((each - mean) ** 2 for each in logs) / count
+    return LogMean(mean, variance, count, (stall * workers + seconds * (count - workers)) / count)
+
+
+@pytest.mark.parametrize("part", ["pull", "push"])
+@pytest.mark.parametrize(("stall", "count"), [(5.0, 3000), (25.0, 3000), (25.0, 5000), (25.0, 10_000)])
+def test_server_that_stood_still_once_is_no_link(part: str, stall: float, count: int) -> None:
+    """25 s of it in half a minute of three workers, and servers of 2,000 a second were said to do 204 for weeks."""
+    load, computed = {1: ServerLoad(30.0, 60_000)}, LogMean.of(0.01, 0.001, count)
+    once = row(3, 0.008, count=count, step=stalled(0.01, stall, 3, count).seconds, compute=computed)
+    paused = replace(once, **{part: stalled(0.004, stall, 3, count)})  # type: ignore[arg-type]
+    assert capacity([row(1, 0.008, step=0.01, compute=computed), paused], load) == capacity((), load)
+
+
+def test_steps_that_are_slow_again_and_again_are_a_link() -> None:
+    often = stalled(0.1, 4.0, 2000, 20_000)
+    found, _ = capacity([row(1, 0.05), row(3, 0.1, step=0.6, count=20_000, pull=often)], IDLE)
+    assert found < 7
+
+
+@pytest.mark.parametrize("count", [200, 1000, 5000, 20_000, 100_000])
+def test_more_workers_that_bring_less_are_believed_once_that_lasts(count: int) -> None:
+    """Fewer were always the surer ones: 16 that did 20 a second were planned with 160 after each restart."""
+    slow = LogMean.of(0.4, 0.4 * math.sqrt(math.expm1(0.3)), count)
+    computed = LogMean.of(0.1, 0.005, 50_000)
+    crowd = row(16, 0.8, count=count, pull=slow, push=slow, compute=computed)
+    few = [row(n, 0.05, step=0.1, count=50_000, compute=computed) for n in (1, 4)]
+    found, _ = capacity([*few, crowd], IDLE)
+    if count > 10_000:
+        assert found < 35
+    else:  # an hour of 16 workers at most
+        assert found == capacity((), IDLE)[0]
+
+
+def test_larger_cluster_refutes_a_slow_smaller_one_that_lasted() -> None:
+    slow, fast = row(4, 1.0, count=20_000), row(16, 0.3, count=20_000)
+    assert capacity([row(1, 0.05), slow], IDLE)[0] < 5
+    assert capacity([row(1, 0.05), slow, fast], IDLE)[0] > 30
 
 
 def test_link_that_was_full_long_ago_limits_nothing_now() -> None:
