@@ -12,7 +12,9 @@ import yaml
 def print_manifests(*manifests: dict[str, Any] | None) -> None:
     """Print those that there are as documents of one file."""
     documents: Iterable[dict[str, Any]] = (each for each in manifests if each)
-    click.echo(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, allow_unicode=True), nl=False)
+    # As bytes: the encoding of a terminal may have no place for a letter of somebody's code.
+    text = yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, allow_unicode=True, encoding="utf-8")
+    click.echo(text, nl=False)
 
 
 class _Readable(yaml.SafeDumper):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,8 @@ from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+log = logging.getLogger(__name__)
+
 Json = dict[str, Any]
 Kind = TypeVar("Kind", bound=Resource)
 PAGE = 500
@@ -35,7 +38,7 @@ STDOUT, STDERR, ERROR = 1, 2, 3
 """Channels of a command in a pod."""
 APPLY_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
-MOST_TRIES, LONGEST_WAIT = 6, 10.0
+MOST_TRIES, LONGEST_WAIT = 4, 5.0
 """A request that an API server with too much to do sends away, so often, after at most so many seconds each time."""
 
 
@@ -102,9 +105,10 @@ class Api:
             "PATCH", path, query={"fieldValidation": "Strict"}, body=body, content_type=MERGE_PATCH
         )
 
-    def delete(self, path: str) -> None:
-        """DELETE an object; its dependents follow in the background."""
-        self._json("DELETE", path, query={"propagationPolicy": "Background"})
+    def delete(self, path: str, uid: str | None = None) -> None:
+        """DELETE an object, `uid`: only if it is this one; its dependents follow in the background."""
+        body = {"preconditions": {"uid": uid}} if uid is not None else None
+        self._json("DELETE", path, query={"propagationPolicy": "Background"}, body=body)
 
     def may(self, verb: str, group: str, resource: str, *, namespace: str | None = None) -> bool:
         """Whether this user may do so, by the API server's own answer."""
@@ -221,12 +225,15 @@ class Api:
             headers = answer.response.headers
             if (date := headers.get("Date")) is not None:
                 with contextlib.suppress(ValueError):
-                    self._ahead = parsedate_to_datetime(date) - datetime.now(UTC)
+                    there = parsedate_to_datetime(date)  # without a zone where that is "-0000", or not said
+                    self._ahead = (there if there.tzinfo else there.replace(tzinfo=UTC)) - datetime.now(UTC)
             if answer.status != 429 or tries == MOST_TRIES - 1:
                 break
             answer.read()
             asked = headers.get("Retry-After", "")
-            self._sleep(min(float(asked) if asked.isdecimal() else 1.0, LONGEST_WAIT))
+            seconds = min(float(asked) if asked.isdecimal() else 1.0, LONGEST_WAIT)
+            log.info("the API server has too much to do, and is asked again in %g s", seconds)
+            self._sleep(seconds)
         if answer.status >= 300:
             raise refusal(answer.status, bytes(answer.read()), path)
         return answer

@@ -131,14 +131,14 @@ class Client:
             if created is None and not isinstance(error, KeyboardInterrupt):
                 raise
             try:
-                job.delete()
+                self.api.delete(job.path, created["metadata"]["uid"] if created is not None else None)
             except NotFound:
                 pass
-            except ClusterError as left:
-                raise Unavailable(
-                    f"{error or 'interrupted.'} {made.name} may be there, without its code ({left}): shoal delete "
-                    f"{made.name}"
-                ) from error
+            except (ClusterError, KeyboardInterrupt):
+                left = f"{made.name} may be there, without its code: shoal delete {made.name} -n {self.namespace}"
+                if isinstance(error, ClusterError):
+                    raise type(error)(f"{str(error).rstrip('.')}. {left}") from error
+                log.warning(left)
             raise
         return job
 

@@ -387,8 +387,9 @@ def _coordinators(cluster: Cluster) -> Iterator[Check]:
     if not running:
         yield Check("coordinators", "unknown", f"no job runs in the namespace {cluster.namespace}: whether the "
                                                "operator reaches parameter servers shows one that does")  # fmt: skip
-    unread = [name for name, status in running if not (status.get("training") or {}).get("phase")]
-    if read := [name for name, _ in running if name not in set(unread)]:
+    known = {name: bool((status.get("training") or {}).get("phase")) for name, status in running}
+    read, unread = ([name for name, is_read in known.items() if is_read is one] for one in (True, False))
+    if read:
         yield Check("coordinators", "ok", f"{few(read)}: the operator reads parameter server 0")
     if unread:
         yield Check("coordinators", "warning", f"{few(unread)}: workers run, but the operator has no report of "

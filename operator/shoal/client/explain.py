@@ -17,7 +17,7 @@ from typing import Any, Literal
 from shoal.api.labels import JOB, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, STALE
-from shoal.words import count, duration, few, no_scheduler, number
+from shoal.words import count, decimal, duration, few, no_scheduler, number
 from shoal_trainer.contract import StopAfter
 
 INPUT_WAIT = 0.1
@@ -282,8 +282,8 @@ def _slow(seen: Seen) -> Iterator[Finding]:
     if (waited := number(training.input_wait) or 0.0) > INPUT_WAIT:
         yield Finding("slow", f"workers wait {waited:.0%} of their time for input",
                       "give workers more CPU, do less in the data function, or store the data decoded")  # fmt: skip
-    if prediction and prediction.relative_error:  # of its workers; other ones may be planned, and start
-        error = float(prediction.relative_error)
+    if prediction is not None:  # of its workers; other ones may be planned, and start
+        error = number(prediction.relative_error) or 0.0
         if error > 0 and error / (1 + error) > DISTANCE:
             yield Finding("slow", f"its workers are {error / (1 + error):.0%} slower than expected "
                                   f"({prediction.basis or 'by the model'})",
@@ -302,8 +302,8 @@ def _costly(seen: Seen) -> Iterator[Finding]:
     cost = seen.job.status.cost
     if cost is None:
         return
-    saved = float(cost.saved_versus_on_demand)
-    words = f"{float(cost.accumulated):.2f} so far, {float(cost.per_hour):.2f} an hour now"
+    saved = number(cost.saved_versus_on_demand) or 0.0
+    words = f"{decimal(cost.accumulated, 2)} so far, {decimal(cost.per_hour, 2)} an hour now"
     yield Finding(
         "costly", words + (f"; on-demand nodes would have cost {saved:.2f} more" if saved > 0 else "")
     )

@@ -118,7 +118,7 @@ class Job:
             NotFound: it is deleted.
             Unavailable: nobody answers from the beginning.
         """
-        before, end, pause = "", clock() + seconds, 0.0
+        before, end, pause, shown = "", clock() + seconds, 0.0, -math.inf
         while True:
             try:
                 job = self.refresh()
@@ -133,7 +133,9 @@ class Job:
                 sleep(pause)
                 continue
             pause = 0.0
-            yield job
+            if job.metadata.resource_version != before or clock() - shown >= WATCH_SECONDS:
+                shown = clock()
+                yield job
             if job.status.finished:
                 return
             before = job.metadata.resource_version
@@ -141,7 +143,7 @@ class Job:
                 return
             for changed in self._changes(before, min(WATCH_SECONDS, end - start)):
                 before = changed.metadata.resource_version
-                self._seen = changed
+                self._seen, shown = changed, clock()
                 yield changed
                 if changed.status.finished or clock() >= end:
                     return
@@ -153,7 +155,8 @@ class Job:
 
         A job that is beyond the phase was in it: a short one has succeeded before anybody looks whether it runs.
 
-        What keeps it that only a person can mend is logged as a warning, each time that it is something else.
+        What keeps it that only a person can mend is logged as a warning, each time that it is something else; and that
+        nobody works on it.
 
         Raises:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
@@ -173,12 +176,15 @@ class Job:
                 raise TimeoutError(f"{self.name} has succeeded, and is never {phase} any more")
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
-            found = _for_a_person(status)
-            what = found and (found.type, found.reason)
-            if found is not None and what != told:
-                words = plain(f"{found.type}, {found.reason}: {found.message.rstrip('.')}")
+            found, stands = _for_a_person(status), status.standing(self._api.now())
+            what = (found.type, found.reason) if found is not None else (stands and "stands", "")
+            if any(what) and what != told:
+                words = stands if found is None else f"{found.type}, {found.reason}: {found.message}"
                 log.warning(
-                    "%s waits for somebody: %s. shoal explain %s says more", self.name, words, self.name
+                    "%s waits for somebody: %s. shoal explain %s says more",
+                    self.name,
+                    plain(words.rstrip(".")),
+                    self.name,
                 )
             told = what
         now = self.seen.status.phase or f"without a phase ({UNSEEN})"
@@ -201,10 +207,11 @@ class Job:
                     console.print(line, soft_wrap=True)
                     shown = line
             return self.seen.status
+        most = console.height if console.is_terminal else None
         with Live(console=console, refresh_per_second=2) as live:
             try:
                 for job in self.watch():
-                    live.update(follow_view(job, now=self._api.now(), most=console.height))
+                    live.update(follow_view(job, now=self._api.now(), most=most))
             except KeyboardInterrupt:
                 if not console.is_jupyter:
                     raise

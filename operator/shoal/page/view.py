@@ -117,13 +117,9 @@ def finish(job: TrainingJob, now: datetime) -> Json | None:
         left, basis = status.prediction.remaining_seconds, status.prediction.basis or "its predicted speed"
     if status.finished or left is None or status.standing(now):
         return None
-    error = (
-        abs(float(status.prediction.relative_error))
-        if status.prediction and status.prediction.relative_error
-        else None
-    )
+    wrong = number(status.prediction.relative_error) if status.prediction else None
     at = now.timestamp()
-    band = None if error is None else [at + left * max(0.0, 1 - error), at + left * (1 + error)]
+    band = None if wrong is None else [at + left * max(0.0, 1 - abs(wrong)), at + left * (1 + abs(wrong))]
     return {"at": at + left, "band": band, "basis": basis}
 
 
@@ -147,8 +143,9 @@ def money(job: TrainingJob) -> Json | None:
     cost = job.status.cost
     if cost is None:
         return None
-    spent, saved = float(cost.accumulated), float(cost.saved_versus_on_demand)
-    return {"spent": spent, "perHour": float(cost.per_hour), "onDemand": spent + saved}
+    spent, saved = number(cost.accumulated), number(cost.saved_versus_on_demand)
+    known = None if spent is None or saved is None else spent + saved
+    return {"spent": spent, "perHour": number(cost.per_hour), "onDemand": known}
 
 
 def span(each: Span) -> Json:

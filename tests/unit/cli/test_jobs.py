@@ -222,6 +222,8 @@ def test_words_of_others_reach_no_terminal_as_commands(
     assert "\x1b" not in said + caplog.text
 
 
-def test_printed_code_is_a_block_in_every_language(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_code_is_a_block_in_every_language(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Also where the encoding of the terminal has no such letter."""
     print_manifests({"data": {"a.py": "# Größe → 3\nimport keras\n"}})
-    assert capsys.readouterr().out == "data:\n  a.py: |\n    # Größe → 3\n    import keras\n"
+    words = "data:\n  a.py: |\n    # Größe → 3\n    import keras\n"
+    assert capsysbinary.readouterr().out == words.encode()

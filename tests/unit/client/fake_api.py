@@ -76,7 +76,9 @@ class FakeApi(Api):
         self.patches.append(body)
         return self.objects[path]
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, uid: str | None = None) -> None:
+        if path in self.objects and uid not in {None, self.objects[path]["metadata"]["uid"]}:
+            raise refusal(409, b'{"message": "the UID in the precondition does not match"}', path)
         if self.objects.pop(path, None) is None:
             raise NotFound(f"{path} not found")
 

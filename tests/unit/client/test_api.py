@@ -39,6 +39,7 @@ def test_who_is_sent_away_comes_back_when_the_server_says() -> None:
     api = Api(Answering([*busy, (200, {}, b'{"a": 1}')]), "team", sleep=waited.append)  # type: ignore[arg-type]
     assert api.get("/version") == {"a": 1}
     assert waited == [3.0, 1.0, LONGEST_WAIT]
+    assert sum(waited) < 30  # no command is silent for long
 
 
 def test_who_is_always_sent_away_gives_up() -> None:
@@ -60,7 +61,16 @@ def test_the_time_is_the_clusters(minutes: int) -> None:
     assert abs(api.now() - there) < timedelta(seconds=5)
 
 
-def test_a_date_that_is_none_is_not_believed() -> None:
-    api = Api(Answering([(200, {"Date": "yesterday"}, b"{}")]), "team")  # type: ignore[arg-type]
+@pytest.mark.parametrize("date", ["yesterday", "", "Mon, 30 Nov"])
+def test_a_date_that_is_none_is_not_believed(date: str) -> None:
+    api = Api(Answering([(200, {"Date": date}, b"{}")]), "team")  # type: ignore[arg-type]
     api.get("/version")
     assert abs(api.now() - datetime.now(UTC)) < timedelta(seconds=5)
+
+
+def test_a_date_without_a_zone_is_of_utc() -> None:
+    there = datetime.now(UTC) + timedelta(minutes=3)
+    answer = (200, {"Date": f"{there:%a, %d %b %Y %H:%M:%S} -0000"}, b"{}")
+    api = Api(Answering([answer]), "team")  # type: ignore[arg-type]
+    api.get("/version")
+    assert abs(api.now() - there) < timedelta(seconds=5)

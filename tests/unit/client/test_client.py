@@ -293,7 +293,42 @@ def test_a_job_that_is_left_without_its_code_is_named(tmp_path: Path, heard: boo
     assert ("shoal delete digits" in str(found.value)) == any(
         "trainingjobs/digits" in each for each in api.objects
     )
-    assert ("shoal delete digits" in str(found.value)) == (not heard)
+    assert ("shoal delete digits -n team" in str(found.value)) == (not heard)
+
+
+@pytest.mark.parametrize("again", [Unavailable("nobody answers"), KeyboardInterrupt()])
+def test_an_interrupted_submit_stays_one_and_names_the_job_that_is_left(
+    tmp_path: Path, again: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.py").write_text(
+        "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
+    )
+    api = FakeApi()
+    api.fails["POST", "configmaps"] = KeyboardInterrupt()
+    api.delete = Mock(side_effect=again)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        client_of(api).submit(f"{tmp_path}/a.py:job", storage="ephemeral", name="digits")
+    assert "shoal delete digits -n team" in caplog.text
+
+
+def test_a_job_that_somebody_else_made_meanwhile_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
+    )
+    api, create = FakeApi(), FakeApi.create
+
+    def replaced(path: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        if path.endswith("configmaps") and not dry_run:
+            [at] = [each for each in api.objects if each.endswith("trainingjobs/digits")]
+            was = api.objects[at]
+            api.objects[at] = {**was, "metadata": {**was["metadata"], "uid": "another"}}
+        return create(api, path, body, dry_run=dry_run)
+
+    api.create = replaced  # type: ignore[method-assign]
+    api.fails["POST", "configmaps"] = Unavailable("nobody answers")
+    with pytest.raises(Unavailable):
+        client_of(api).submit(f"{tmp_path}/a.py:job", storage="ephemeral", name="digits")
+    assert api.names() == ["TrainingJob/digits"]
 
 
 def test_who_may_read_only_some_jobs_is_told_that_one_is_not_there() -> None:

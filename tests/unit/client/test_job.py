@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -460,3 +460,21 @@ def test_a_watch_without_news_shows_the_job_again(api: FakeApi) -> None:
     api.lines = nothing  # type: ignore[method-assign]
     shown = list(Job.of(api, api.objects[PATH]).watch(seconds=300.0, clock=lambda: now[0]))
     assert len(shown) == 1 + 300 / WATCH_SECONDS
+
+
+def test_a_watch_that_ends_at_once_shows_the_job_once_a_minute(api: FakeApi) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    shown = list(Job.of(api, api.objects[PATH]).watch(seconds=300.0, clock=lambda: now[0], sleep=sleep))
+    assert len(shown) == 1 + 300 / WATCH_SECONDS
+
+
+def test_who_waits_is_told_that_nobody_works(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
+    hour = api.now() - timedelta(hours=1)
+    api.objects[PATH] = manifest("Running", "1", training={"step": 5, "lastProgressTime": stamp(hour)})
+    api.changes = [manifest("Succeeded", "2")]
+    Job.of(api, api.objects[PATH]).wait()
+    assert caplog.text.count("waits for somebody: no step is known for 1h00m") == 1

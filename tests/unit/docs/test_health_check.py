@@ -174,3 +174,8 @@ def test_a_suspended_job_is_as_flux_was_told() -> None:
     world.reconcile()
     world.settle()
     assert flux(world.manifest, world.status) == "Current"
+
+
+def test_a_job_that_a_queue_holds_does_not_train_yet() -> None:
+    held = {"observedGeneration": 1, "phase": "Suspended", "reason": "Queued"}
+    assert flux({}, held) == "InProgress"

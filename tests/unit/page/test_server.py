@@ -282,9 +282,9 @@ async def test_a_number_that_is_none_takes_the_page_from_nobody(
     jobs: list[TrainingJob], page: Page, value: str
 ) -> None:
     """A status may be another controller's, or restored; browsers read no NaN, and all jobs are one answer."""
-    jobs.append(
-        job({"phase": "Running", "training": {"step": 5, "samplesPerSecond": value, "metrics": {"a": value}}})
-    )
+    training = {"step": 5, "samplesPerSecond": value, "metrics": {"a": value}}
+    others = {"prediction": {"relativeError": value, "remainingSeconds": 60}, "cost": {"accumulated": value}}
+    jobs.append(job({"phase": "Running", "training": training, **others}))
     page.look()
 
     def refuse(word: str) -> None:
