@@ -31,7 +31,10 @@ PAGE_BYTES = 2**21
 MOST_GROWTH = 100
 """Times that of a page, where a list takes so long that its later pages are gone."""
 MOST_TRIES = 8
-"""Of a later page. With a time-out each they take less than the five minutes for which its token is good."""
+"""Of a later page."""
+TOKEN_SECONDS = 300.0
+"""After which the rest of a list may be gone. It is not waited for beyond that: the next list would have larger pages,
+as if these had taken too long."""
 FULL = 0.75
 """Of the bytes that a page may have, those that the next one aims at: objects differ."""
 
@@ -70,11 +73,13 @@ class Pages(Generic[T]):
                     limit //= 2
                     continue
                 failures += 1
-                if count == 1 or failures == MOST_TRIES or isinstance(error, TooLong):
+                pause = max(backoff(failures), asked(error) or 0.0)
+                late = loop_time() + pause > began + TOKEN_SECONDS
+                if count == 1 or failures == MOST_TRIES or late or isinstance(error, TooLong):
                     raise
                 logger.info("%s: page %d of a list is asked for again: %s", self._path, count, error)
                 limit = min(limit, self._growth * PAGE)
-                await asyncio.sleep(max(backoff(failures), asked(error) or 0.0))
+                await asyncio.sleep(pause)
                 continue
             failures = 0
             self.answered_at = loop_time()

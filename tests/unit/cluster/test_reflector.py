@@ -681,6 +681,24 @@ async def test_page_that_is_never_answered_ends_the_list_before_its_token_does()
         assert set(w.server.limits) == {PAGE}
 
 
+async def test_page_that_a_server_in_trouble_puts_off_ends_the_list_before_its_token_does() -> None:
+    """It was waited for seven times a minute, beyond that, and each next list had pages four times as large."""
+    w = Watched.of(3 * PAGE)
+    w.server.token_seconds = 300.0
+    answered = iter([None])
+
+    def shed(_method: str, _path: str) -> Unavailable | None:
+        return next(answered, Unavailable("429: too many requests", retry_after=60.0))
+
+    w.server.fault = shed
+    async with w.running():
+        await asyncio.sleep(300)
+        assert w.restarts == ["unavailable"]
+        w.server.fault = lambda _method, _path: None
+        await asyncio.wait_for(w.reflector.synced.wait(), 80)
+        assert set(w.server.limits) == {PAGE}
+
+
 @pytest.mark.parametrize("asked", [10.0, None])
 async def test_whoever_wants_lists_again_and_again_has_them_no_sooner_from_a_server_in_trouble(
     asked: float | None,
