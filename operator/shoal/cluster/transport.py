@@ -47,13 +47,20 @@ class Answer:
         """Whether the request succeeded."""
         return self.status < 300
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is the word that there is no such object.
+
+        So does not answer a server that does not know the kind yet, or a proxy: it may have another answer soon.
+        """
+        return self.status == 404 and self.reason == "NotFound"
+
     def accept(self, *also: int) -> None:
         """Raise `Unavailable` unless the request succeeded, or its status is one of `also`.
 
-        A 404 is accepted as the word that there is no such object. So does not answer a server that does not know the
-        kind yet, or a proxy: it may have another answer soon.
+        A 404 is accepted as the word that there is no such object.
         """
-        if self.ok or (self.status in also and (self.status != 404 or self.reason == "NotFound")):
+        if self.ok or (self.status in also and (self.status != 404 or self.is_absent)):
             return
         raise Unavailable(f"{self.status}: {self.message}")
 

@@ -56,7 +56,7 @@ class BufferDriver:
     async def read(self) -> Target:
         """See `Driver`."""
         answer = await self._transport.request("GET", await self._path())
-        if answer.status == 404:
+        if answer.is_absent:
             return Target(nodes=0, absent=True)
         found: dict[str, Any] = json.loads(checked(answer, self._what, "read").body)
         meta = found["metadata"]
@@ -90,7 +90,7 @@ class BufferDriver:
         """See `Driver`."""
         for path in (await self._path(), self._template_path):
             answer = await self._transport.request("DELETE", path)
-            if answer.status != 404:
+            if not answer.is_absent:
                 checked(answer, path, "delete")
 
     @property

@@ -56,7 +56,7 @@ def checked(answer: Answer, what: str, doing: str) -> Answer:
     match answer.status:
         case 401 | 403:
             raise ScalingError("Forbidden", f"{words}; grant it to the service account of shoal-pools")
-        case 404:
+        case 404 if answer.is_absent:
             raise ScalingError("TargetNotFound", f"{words}; create it, or correct spec.scaling")
         case 409 if answer.reason == "Conflict" and "pply failed" in answer.message:
             raise SizedByOther("FieldManager", answer.message)

@@ -12,13 +12,14 @@ from shoal.api.capacity_pool_status import Sized
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Wrapper
+from shoal.errors import Unavailable
 from shoal.manifests.placement import Where
 from shoal.manifests.platforms import GENERIC, GKE, Platform, platform_of
 from shoal.manifests.pods import Images, pod
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.ownership import MANAGER
 from shoal.pools.rules import Wish, decide, release
-from tests.unit.controllers.clusters import NOW
+from tests.unit.controllers.clusters import ABSENT, NOW
 
 AMD64 = {"kubernetes.io/arch": "amd64"}
 OWN = Platform("own", taints={"example.com/reclaimable": "true"})
@@ -30,14 +31,20 @@ class Server(Wrapper):
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
+        self.unserved = ""
+        """A resource of which it serves another version right now."""
 
     async def request(self, method: str, path: str, **options: Any) -> Answer:
         if path == "/apis/autoscaling.x-k8s.io":
             return Answer(200, b'{"preferredVersion": {"version": "v1beta1"}}')
         resource = path.split("/")[-2]
+        if resource == self.unserved:
+            return Answer(404, b"404 page not found\n")
+        if method == "DELETE":
+            return ABSENT if self.objects.pop(resource, None) is None else Answer(200, b"{}")
         if method == "GET":
             found = self.objects.get(resource)
-            return Answer(404, b"{}") if found is None else Answer(200, json.dumps(found).encode())
+            return ABSENT if found is None else Answer(200, json.dumps(found).encode())
         body = options["body"]
         meta = {**body["metadata"], "managedFields": [{"manager": MANAGER}]}
         self.objects[resource] = {**body, "metadata": meta}
@@ -131,6 +138,22 @@ async def test_a_buffer_that_is_gone_is_let_go(found: int) -> None:
     seen = await driver(Server(), pool()).read()
     memory = Sized(original_nodes=found, nodes=4)
     assert release(memory, seen, NOW, BufferDriver.pace).ended
+
+
+async def test_a_buffer_is_not_gone_while_its_kind_is_not_served() -> None:
+    """Its CRD is being updated: its size was forgotten. Released then, its nodes stayed for good; if none was wanted,
+    somebody else had set it when it was seen again."""
+    server = Server()
+    sized = driver(server, pool())
+    await sized.resize(4, await sized.read())
+    for unserved in (BUFFER, TEMPLATE):
+        server.unserved = unserved
+        with pytest.raises(Unavailable, match="page not found"):
+            await (sized.read() if unserved == BUFFER else sized.let_go())
+    server.unserved = ""
+    for _ in range(2):
+        await sized.let_go()
+    assert not server.objects
 
 
 async def test_a_buffer_that_somebody_else_sizes_is_left() -> None:
