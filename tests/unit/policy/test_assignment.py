@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
-from shoal.policy.actions import CreatePod
+from shoal.policy.actions import Action, CreatePod
 from shoal.policy.plan import plan
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, pool
 
@@ -57,26 +57,44 @@ def test_a_worker_of_an_old_job_falls_back_and_stays_until_it_is_time_to_return(
     assert world.by_pool() == {"a": 2}
 
 
+def recorded_alone(world: Pools, cause: str) -> list[Action]:
+    """What was to be done as a worker was recorded with this cause, and nothing of it was."""
+    for _ in range(30):
+        made = plan(world.observation())
+        if any(slot.cause == cause for slot in made.status.slots):
+            world.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            return list(made.actions)
+        world.reconcile()
+        world.tick(30)
+    pytest.fail(f"none is {cause}")
+
+
+def taken_up(world: Pools, rest: str) -> None:
+    """The nodes of pool a that are left are others', or there seem to be none: new workers have no home there."""
+    world.pools |= {"a": pool("a", status=EXHAUSTED)} if rest == "is exhausted" else {}
+    world.elsewhere = {"a": 10} if rest == "is others'" else {}
+
+
+RESTS = ["is left", "is exhausted", "is others'"]
+
+
+@pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("phase", ["Pending", "Running"])
 @pytest.mark.parametrize("successor", ["is to be made", "waits", "runs"])
 def test_a_worker_that_got_its_spot_node_as_it_fell_back_stays_unless_its_successor_runs(
-    successor: str, phase: str
+    successor: str, phase: str, rest: str
 ) -> None:
-    """While it pulled its image it was deleted, and its node stood idle beside one on demand."""
+    """While it pulled its image it was deleted, and its node stood idle beside one on demand. Also in a pool that is
+    exhausted, as it is after so long a wait: there it had no home any more."""
     world = spot_and_on_demand({"a": 0, "od": 0}, replicas=1, fallback=FALLBACK)
     world.settle()
     [first] = (name for name in world.pods if "-worker-" in name)
-    while True:
-        made = plan(world.observation())
-        if any(slot.cause == "FellBack" for slot in made.status.slots):
-            break
-        world.reconcile()
-        world.tick(30)
-    world.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    actions = recorded_alone(world, "FellBack")
     if successor != "is to be made":
-        for action in made.actions:
+        for action in actions:
             if isinstance(action, CreatePod):
                 world._apply(action)
+    taken_up(world, rest)
     world.add("a-0", "a")
     world.pods[first]["spec"]["nodeName"] = "a-0"
     world.pods[first]["status"]["phase"] = phase
@@ -86,8 +104,29 @@ def test_a_worker_that_got_its_spot_node_as_it_fell_back_stays_unless_its_succes
         world.pods[second]["spec"]["nodeName"] = "od-0"
         world.pods[second]["status"]["phase"] = "Running"
     world.settle()
+    world.add("od-0", "od")
+    world.settle()
     assert world.by_pool() == {"od" if successor == "runs" else "a": 1}
     assert (first in world.deleted) is (successor == "runs")
+
+
+@pytest.mark.parametrize("rest", RESTS)
+def test_a_worker_at_work_stays_in_its_pool_though_it_was_recorded_as_outdated_while_it_was_seen_to_wait(
+    rest: str,
+) -> None:
+    """It moved to an on-demand node."""
+    world = spot_and_on_demand({"a": 0, "od": 1}, replicas=1)
+    world.settle()
+    [first] = (name for name in world.pods if "-worker-" in name)
+    world.manifest["spec"]["workers"]["template"] = {"metadata": {"labels": {"x": "y"}}}
+    world.manifest["metadata"]["generation"] = 2
+    recorded_alone(world, "Outdated")
+    taken_up(world, rest)
+    world.add("a-0", "a")
+    world.pods[first]["spec"]["nodeName"] = "a-0"
+    world.pods[first]["status"]["phase"] = "Running"
+    world.settle()
+    assert (world.by_pool(), world.deleted) == ({"a": 1}, [])
 
 
 def test_no_worker_returns_that_does_not_run_yet() -> None:

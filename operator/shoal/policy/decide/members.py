@@ -34,17 +34,19 @@ def is_overdue(pod: Pod, timers: Timers) -> bool:
     return deadline is not None and not timers.pending(deadline + OVERSTAY)
 
 
-def has_its_node(slot: Slot, pod: Pod | None) -> bool:
-    """Whether it got the node after all that it was seen to wait for in vain."""
-    return slot.cause == FELL_BACK and pod is not None and bool(pod.spec.node_name)
-
-
 def is_refutable(role: str, cause: str) -> bool:
     """Whether a pod refutes by running that it is to end: it was seen late.
 
     A server that runs has fenced the one before it, whatever that one is taken for.
     """
     return cause in NEVER_RAN or (role, cause) == ("ps", TAKEN_BACK)
+
+
+def refutes(slot: Slot, pod: Pod | None) -> bool:
+    """Whether the pod does: it runs, or got the node after all that it was seen to wait for in vain."""
+    if pod is None or not is_refutable(slot.role, slot.cause):
+        return False
+    return pod.running or (slot.cause == FELL_BACK and bool(pod.spec.node_name))
 
 
 def leaves_a_gap(last: Slot) -> bool:
@@ -59,7 +61,7 @@ def newest_of(sightings: Iterable[Sighting]) -> dict[int, Sighting]:
         before = found.get(each.place.index)
         if before is None or before.verdict.outcome is not PodOutcome.HEALTHY:
             stays = False
-        elif has_its_node(before.slot, before.pod):
+        elif refutes(before.slot, before.pod):
             stays = each.pod is None or not each.pod.running
         else:
             stays = not before.slot.cause and each.slot.cause in OWN_CAUSES

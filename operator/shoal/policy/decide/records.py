@@ -36,9 +36,9 @@ from shoal.policy.decide.members import (
     ByIndex,
     Member,
     by_index,
-    has_its_node,
     is_refutable,
     leaves_a_gap,
+    refutes,
 )
 from shoal.policy.decide.surge import settle
 from shoal.policy.decide.wanted import Wanted
@@ -288,8 +288,7 @@ class _Updater:
         if slot.cause == MOVED:
             return self._wanted.fits(slot)
         if is_refutable(slot.role, slot.cause):  # the successor of a worker is taken back
-            came = pod.running or has_its_node(slot, pod)
-            return came and not (slot.role == "ps" and self._outdated)
+            return refutes(slot, pod) and not (slot.role == "ps" and self._outdated)
         # Unreadable nodes prove nothing.
         return not pod.spec.node_name or pod.spec.node_name in self._facts.seen.nodes
 

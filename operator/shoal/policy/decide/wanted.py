@@ -26,7 +26,7 @@ from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.assignment import Assignment, assign
 from shoal.policy.decide.homes import Homes, first_with_nodes, homes_of, server_pools, with_words
-from shoal.policy.decide.members import newest_of
+from shoal.policy.decide.members import newest_of, refutes
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
@@ -236,11 +236,12 @@ def _without_homes(job: TrainingJob, held: dict[int, Sighting], number: int) -> 
 def loss(newest: Sighting) -> int:
     """How little would be lost with the worker: 0 for one at work."""
     slot, outcome = newest.slot, newest.verdict.outcome
-    if outcome is PodOutcome.DONE and not slot.cause:
+    cause = "" if refutes(slot, newest.pod) else slot.cause
+    if outcome is PodOutcome.DONE and not cause:
         return 0
     if newest.pod is None or outcome not in {PodOutcome.HEALTHY, PodOutcome.LEAVING, PodOutcome.UNREACHABLE}:
         return 5
-    if slot.cause or outcome is not PodOutcome.HEALTHY:
+    if cause or outcome is not PodOutcome.HEALTHY:
         return 4
     if slot.state == "Silent":
         return 3
