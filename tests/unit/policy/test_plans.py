@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dev.night import examples
 from shoal.manifests.names import budget_name
+from shoal.policy.plan import plan
 from tests.unit.policy.pools import AUTO, EXHAUSTED, FALLBACK, Pools, auto, pool
 
 
@@ -495,6 +496,31 @@ def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
         world.tick(1.0)
     kept = {n for n in still if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
     assert still == kept
+
+
+@pytest.mark.parametrize("seen_to_wait", [True, False])
+def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_at_work(
+    seen_to_wait: bool,
+) -> None:
+    """It was to move until one ran that was not made, as the worker before it had its place: both were paid for."""
+    world = auto(nodes={"b": 1, "od": 0}, replicas=1, maxSurge=1)
+    world.propose({"b": 1})
+    world.settle()
+    [old] = (name for name in world.pods if "-worker-" in name)
+    world.propose({"od": 1}, urgent=True)
+    world.settle()
+    [new] = (name for name in world.pods if "-worker-" in name and name != old)
+    world.propose({"b": 1}, urgent=True)
+    if seen_to_wait:
+        made = plan(world.observation())
+        assert [slot.cause for slot in made.status.slots if slot.role == "worker"] == ["", "Outdated"]
+        world.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.add("od-0", "od")
+    world.pods[new]["spec"]["nodeName"] = "od-0"
+    world.pods[new]["status"] = {"phase": "Running"}
+    world.settle()
+    assert (world.by_pool(), world.deleted[-1]) == ({"b": 1}, new)
+    assert not world.status["restarts"].get("byReason")
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -278,6 +278,12 @@ class _Updater:
         older = self._older
         return older is not None and older.active and self._view.hears(older.place)
 
+    @property
+    def _is_spare(self) -> bool:
+        """Whether the previous incarnation works where it is wanted: no successor is made, for which one could wait."""
+        older = self._older
+        return older is not None and older.works and self._wanted.fits(older.slot)
+
     def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
         """Whether the reason to end a healthy pod no longer holds, and no later incarnation runs.
 
@@ -300,7 +306,9 @@ class _Updater:
             return ""
         has_run = slot.has_run or pod.running
         if not self._wanted.fits(slot):
-            return MOVED if has_run else FELL_BACK if self._wanted.goes_on_demand(slot) else OUTDATED
+            if has_run:
+                return TAKEN_BACK if self._is_spare else MOVED
+            return FELL_BACK if self._wanted.goes_on_demand(slot) else OUTDATED
         outdated = not has_run and self._wanted.is_outdated(pod, self._facts.timers)
         return OUTDATED if outdated else ""
 
