@@ -97,7 +97,7 @@ class World:
         await self.kube.create(POOLS, {**body, "metadata": meta, "spec": spec})
 
     async def recommend(self, nodes: int, *, runs: bool = True, **status: int) -> None:
-        """Write the operator's part of the status. `runs`: it will be heard of for the next hours."""
+        """Write the operator's part of the status. `runs`: it says so now, not an hour ago."""
         pool = await self.pool()
         ready = {
             "type": "Ready",
@@ -107,7 +107,7 @@ class World:
             "lastTransitionTime": "2026-01-01T12:00:00Z",
         }
         others = [c for c in pool.get("status", {}).get("conditions", ()) if c["type"] != "Ready"]
-        said = self.now + timedelta(hours=4 if runs else -1)
+        said = self.now - timedelta(hours=0 if runs else 1)
         body = {
             "status": {
                 **status,

@@ -208,9 +208,13 @@ def test_words_of_others_reach_no_terminal_as_commands(
     waits = {"type": "Degraded", "status": "True", "reason": "ImagePullFailed", "message": f"no image {EVIL}"}
     waiting = {"phase": "Starting", "conditions": [waits | {"lastTransitionTime": "2026-11-30T00:00:00Z"}]}
     api.objects[f"{JOBS}/digits"]["status"] = waiting
-    done = {"phase": "Succeeded", "output": {"uri": f"s3://runs/{EVIL}", "digest": "d"}}
+    complete = waits | {"type": "Complete", "lastTransitionTime": "2026-11-30T00:00:00Z"}
+    output = {"uri": f"s3://runs/{EVIL}", "digest": "d"}
+    done = {"phase": "Succeeded", "output": output, "conditions": [complete]}
     api.changes = [job_manifest() | {"status": done}]
-    said = shoal("wait", "digits").output + shoal("follow", "digits").output
+    said = shoal("wait", "digits").output
+    api.objects[f"{JOBS}/digits"]["status"] = done
+    said += shoal("follow", "digits").output
     (tmp_path / "a.py").write_text(
         "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
     )
