@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -25,12 +23,8 @@ from urllib.parse import unquote, urlsplit
 from shoal_trainer.errors import BadName, TrainerError, Unreachable, UserError
 from shoal_trainer.snapshot.advice import with_advice
 
-log = logging.getLogger(__name__)
-
 SYNC_BYTES = 64 << 20
 """As much of a file is synced at once: the writer is as fast as the disk, and the last sync is as short as each."""
-REFUSED_SECONDS = (1.0, 2.0, 4.0, 8.0)
-"""Before a part of an upload is sent again that a bucket has refused several times, as its library has asked it."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
 """Errors of `link` on file systems without hard links."""
 NO_SUCH_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR}
@@ -284,10 +278,10 @@ def _write_durably(handle: FileIO, chunks: Iterable[bytes | memoryview]) -> None
 class RemoteStorage:
     """A prefix of an object store, through fsspec. An object is visible only after its upload is complete."""
 
-    def __init__(self, uri: str, *, sleep: Callable[[float], None] = time.sleep, **options: Any) -> None:
+    def __init__(self, uri: str, **options: Any) -> None:
         import fsspec
 
-        self.uri, self._sleep = uri, sleep
+        self.uri = uri
         try:
             self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
@@ -297,13 +291,17 @@ class RemoteStorage:
     def write(
         self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
     ) -> None:
-        """Upload in parts, and confirm when the last one is there; a failed upload leaves no object."""
+        """Upload in parts, and confirm when the last one is there; a failed upload leaves no object.
+
+        The bucket's library sends a part again that is refused for some seconds. After that nobody knows whether the
+        upload has the chunk, so none goes on: an object that lacks one would be taken for whole.
+        """
         with _translated(f"cannot write {self.uri}/{name}", absent=()):
             handle = self._fs.open(self._path(name), "wb", block_size=16 << 20)
             handle.autocommit = False  # `close` sends the rest, up to a block, and `commit` makes it visible
             try:
                 for chunk in chunks:
-                    self._write(handle, chunk)
+                    handle.write(chunk)
                 handle.close()
                 confirm()
                 handle.commit()
@@ -312,25 +310,6 @@ class RemoteStorage:
                     handle.discard()
                 handle.closed = True
                 raise
-
-    def _write(self, handle: Any, chunk: bytes | memoryview) -> None:
-        """Write to an upload. A part that is refused stays in its buffer, and is sent again: the earlier ones stand."""
-        try:
-            handle.write(chunk)
-        except Exception as error:  # each object store raises its own classes
-            log.warning("a part of %s is refused: %s: it is sent again", handle.path, error)
-            if not any(self._flushed(handle, pause) for pause in REFUSED_SECONDS):
-                raise
-
-    def _flushed(self, handle: Any, pause: float) -> bool:
-        """After a pause, send what is in the buffer; False if that is refused, or the upload could not begin."""
-        if handle.closed:
-            return False
-        self._sleep(pause)
-        with contextlib.suppress(Exception):
-            handle.flush()
-            return True
-        return False
 
     def create(self, name: str, data: bytes) -> bool:
         """A conditional put."""

@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from fsspec.spec import AbstractBufferedFile
 
 from shoal_trainer.errors import BadName, Fenced, Unreachable, UserError
 from shoal_trainer.snapshot import storage as storage_module
@@ -337,10 +336,11 @@ def test_writer_is_as_fast_as_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(b - a for a, b in itertools.pairwise(synced)) <= max(1000 + chunk, chunk)
 
 
-@pytest.mark.parametrize("fails", ["close", "commit", ""])
+@pytest.mark.parametrize("fails", ["write", "close", "commit", ""])
 def test_upload_is_confirmed_when_its_last_part_is_sent_and_aborted_if_it_fails(
     monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
+    """What was sent again after an error lost the chunk that the error had kept from the buffer, and was committed."""
     storage = RemoteStorage("memory://aborted")
     calls: list[str] = []
 
@@ -365,39 +365,6 @@ def test_upload_is_confirmed_when_its_last_part_is_sent_and_aborted_if_it_fails(
         storage.write("a", [b"bytes"], confirm)
     assert ("confirmed" in calls) == (fails == "commit")
     assert calls[-2:] == [fails, "discard"]
-
-
-@pytest.mark.parametrize("refusals", [0, 1, 4, 5])
-def test_parts_of_an_upload_stand_while_the_bucket_refuses_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusals: int
-) -> None:
-    """They are of gigabytes, and a 503 had all of them sent anew."""
-    left, pauses = [refusals], list[float]()
-
-    class Upload(AbstractBufferedFile):  # type: ignore[misc]
-        parts: ClassVar[list[bytes]] = []
-
-        def _upload_chunk(self, final: bool = False) -> None:
-            if len(self.parts) == 1 and left[0]:
-                left[0] -= 1
-                raise OSError("503 Service Unavailable")
-            self.parts.append(self.buffer.getvalue())
-
-        def commit(self) -> None:
-            self.parts.append(b"commit")
-
-    storage = RemoteStorage("memory://busy-part", sleep=pauses.append)
-    upload = Upload(storage._fs, "/busy-part/a", "wb", block_size=4, cache_type="none")
-    monkeypatch.setattr(storage._fs, "open", lambda *_, **__: upload)
-    told = f"a part of {upload.path} is refused: 503 Service Unavailable"
-    if refusals <= len(storage_module.REFUSED_SECONDS):
-        storage.write("a", [b"abcd", b"efgh", b"ijkl", b"m"])
-        assert upload.parts == [b"abcd", b"efgh", b"ijkl", b"m", b"commit"]
-        assert pauses == list(storage_module.REFUSED_SECONDS[:refusals])
-        assert caplog.text.count(told) == min(1, refusals)
-    else:
-        with pytest.raises(Unreachable, match="503 Service Unavailable"):
-            storage.write("a", [b"abcd", b"efgh", b"ijkl", b"m"])
 
 
 @pytest.mark.parametrize("size", [0, 5, 17 << 20])
