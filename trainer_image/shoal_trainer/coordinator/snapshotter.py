@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 RETRY_SECONDS = 5.0
 """After the first failure of a scheduled snapshot; doubled after each further one."""
-STANDING_SECONDS = (1.0, 2.0, 4.0, 8.0)
-"""Before a part, or the manifest, is tried again while other parts stand."""
+STANDING_SECONDS = 20.0
+"""After it first began, a part or the manifest may begin again, while other parts stand: after 1, 2, 4 and 8 s."""
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 LEFT_OUT = "leftOut"
@@ -73,7 +73,7 @@ class Snapshotter(Background):
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,7 +81,8 @@ class Snapshotter(Background):
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
-        self._fenced, self._wall, self._clock, self._sleep = fenced, wall, clock, sleep
+        self._fenced, self._wall, self._clock = fenced, wall, clock
+        self._sleep = sleep or self.stopped.wait
         self._executor, self._between = executor, between
         self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
@@ -202,16 +203,28 @@ class Snapshotter(Background):
         return self._store.publish(manifest)
 
     def _standing(self, step: Callable[[], T]) -> T:
-        """The result of a step of a snapshot of which other steps stand; it is tried again a few times."""
-        for pause in STANDING_SECONDS:
-            try:
-                return step()
-            except Unreachable as error:
-                if str(error) not in {self._waits, self._logged}:
-                    log.warning("a snapshot waits, what else is written of it stands: %s", error)
-                self._waits = str(error)
-            self._sleep(pause)
-        return step()
+        """The result of a step of a snapshot of which other steps stand, though it may be refused for some seconds.
+
+        A part that began much later would differ too much from the others. A server that stops does not wait: its final
+        snapshot comes after this one, and has little time.
+        """
+        until, pause = self._clock() + STANDING_SECONDS, 1.0
+        try:
+            while True:
+                try:
+                    return step()
+                except Unreachable as error:
+                    if self._clock() + pause > until or self.stopped.is_set():
+                        raise
+                    if str(error) not in {self._waits, self._logged}:
+                        log.warning("a snapshot waits, what else is written of it stands: %s", error)
+                    self._waits = str(error)
+                    self._sleep(pause)
+                    if self.stopped.is_set():
+                        raise
+                pause *= 2
+        finally:
+            self._waits = ""
 
     def _prune(self) -> None:
         """Remove what is not to be kept; a new snapshot does not depend on it.
@@ -242,7 +255,6 @@ class Snapshotter(Background):
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
         self._tries_since = self._clock() if self._tries_since is None else self._tries_since
-        self._waits = ""
         try:
             self.take()
         except Fenced as error:

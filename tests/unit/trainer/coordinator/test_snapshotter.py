@@ -108,12 +108,16 @@ class Bench:
         self.disk = Disk(folder)
         self.store = SnapshotStore(self.disk)
         self.fenced = Future()
-        self.others, self.pauses = [], []
+        self.others, self.pauses, self.now = [], [], 0.0
         self.snapshotter = Snapshotter(
             self.shard, self.others, Ledger(self.shard), Reconciler(), self.store, policy,
-            fenced=self.fenced.set_result, wall=lambda: 1000.0, sleep=self.pauses.append,
+            fenced=self.fenced.set_result, wall=lambda: 1000.0, clock=lambda: self.now, sleep=self.sleep,
         )  # fmt: skip
         self.seq = 0
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
 
     def begin(self):
         self.shard.offer(0, 0, aligned(self.shard.size))
@@ -230,7 +234,7 @@ def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench.others.append(Away())
     bench.begin().push()
     bench.snapshotter.start()
-    bench.train_until(lambda: bench.others[0].asked >= 3)
+    bench.train_until(lambda: bench.others[0].asked > 5)  # a second attempt
     bench.snapshotter.stop()
     assert latest(bench.store) is None  # an incomplete snapshot is not published
     because = [message for message in warnings(caplog) if "shard 1 does not answer" in message]
@@ -305,9 +309,50 @@ def test_a_storage_that_goes_on_refusing_holds_up_a_snapshot_for_seconds_only(tm
     bench.others.append(Second(bench, fails=99))
     bench.begin().push()
     assert not bench.snapshotter._try()
-    assert bench.pauses == list(snapshotter_module.STANDING_SECONDS)
+    assert bench.pauses == [1.0, 2.0, 4.0, 8.0]
     assert not bench.snapshotter._try()
     assert sum("503" in message for message in warnings(caplog)) == 2
+
+
+def test_a_part_that_is_refused_after_it_was_written_for_long_goes_into_no_snapshot(tmp_path):
+    """It would be of another time than the others: what was pushed meanwhile would be in one shard only."""
+    bench = Bench(tmp_path / "run", shards=2)
+
+    class Slow(Second):
+        def snapshot(self, *about):
+            bench.now += snapshotter_module.STANDING_SECONDS
+            return super().snapshot(*about)
+
+    bench.others.append(second := Slow(bench, fails=1))
+    bench.begin().push()
+    with pytest.raises(Unreachable, match="503"):
+        bench.snapshotter.take()
+    assert (second.asked, bench.pauses) == (1, [])
+
+
+def test_a_server_that_stops_waits_for_no_storage(tmp_path):
+    """Its final snapshot, which has little time, waits for the one under way."""
+    bench = Bench(tmp_path / "run", shards=2)
+    bench.others.append(second := Second(bench, fails=99))
+    bench.begin().push()
+    bench.snapshotter._sleep = lambda _: bench.snapshotter.stop()
+    with pytest.raises(Unreachable, match="503"):
+        bench.snapshotter.take()
+    assert second.asked == 1
+
+
+def test_why_there_is_no_snapshot_is_what_the_attempt_failed_with(tmp_path):
+    """A refusal that was over was told in its place."""
+    bench = Bench(tmp_path / "run", shards=2)
+    bench.others.append(Second(bench, fails=1))
+    bench.begin().push()
+
+    def replaced(_parts):
+        raise SnapshotError("shard 1 was replaced")
+
+    bench.store.check = replaced
+    assert not bench.snapshotter._try()
+    assert bench.snapshotter.trouble() == (1.0, "shard 1 was replaced")
 
 
 def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
