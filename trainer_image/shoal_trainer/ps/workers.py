@@ -136,16 +136,20 @@ class Workers:
                 while self._permits.waits(slot) and not self._permits.admits(base, self._version(), bound):
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
+                        self._look()
                         self._permits.give_up(slot, self._version(), bound)
                         break
                     self._changed.wait(remaining)
-                    self._look()
             finally:
+                held_up = self._look() - before
                 self._permits.leave(slot)
-            return self._held_up - before
+            return held_up
 
     def _look(self) -> float:
-        """Count the time since the last look; called before the permits change. Returns `_held_up`."""
+        """Count the time since the last look; called before the permits change. Returns `_held_up`.
+
+        Not by each push that was woken and waits on: there may be hundreds, and the shard's lock is held.
+        """
         now = self._clock()
         if self._permits.computed:
             self._held_up += now - self._seen_at
@@ -187,6 +191,7 @@ class Workers:
 
     def expect_no_pushes(self) -> None:
         """Stop waiting for any gradient: a rollback restarts the versions at an older one."""
+        self._look()
         self._permits.clear()
 
     # --- rounds ---------------------------------------------------------------------------------------------------
@@ -201,6 +206,7 @@ class Workers:
     def arrive(self, slot: int, longest: float) -> None:
         """A worker waits for others from now on, at most `longest` seconds: a push of it was applied."""
         with self._changed:
+            self._look()
             self._permits.forget(slot)  # until it pulls, no gradient of it is in flight
             self._changed.notify_all()
             self.rounds.arrive(slot, self._clock(), longest)
