@@ -54,6 +54,8 @@ class History:
 
         Of each slot at most those of `KEPT_INCARNATIONS`.
         """
+        self._given_up: Applied = {}
+        """The last one of each worker."""
         self._last_of: dict[int, int] = {}
         """The version that each slot's last push made."""
         self.restored = False
@@ -88,7 +90,7 @@ class History:
         if seq <= self.applied.get(worker, 0):
             return None
         begun = self.walks.begun.get(worker)
-        given_up = any(push.worker == worker and push.seq >= seq for push in self._closed)
+        given_up = seq <= self._given_up.get(worker, 0)
         if given_up or (begun is not None and begun.seq > seq):
             raise Unreachable(f"worker {worker[0]}-{worker[1]} has sent a later push than {seq}")
         for push in list(self.walks.begun.values()):
@@ -115,10 +117,12 @@ class History:
         self.walks.abandon(push)
         if push.pieces:
             self._closed[push] = self.version
+            self._given_up[push.worker] = push.seq
         slot, incarnation = push.worker
         for other in [other for other in self._closed if other.worker[0] == slot]:
             if other.worker[1] <= incarnation - KEPT_INCARNATIONS:
                 del self._closed[other]
+                self._given_up.pop(other.worker, None)
 
     # --- told -----------------------------------------------------------------------------------------------------
 
@@ -189,3 +193,4 @@ class History:
         self.walks = Walks(self.walks.pieces, (push for push, closed in known.items() if closed < 0))
         given_up = sorted(known.items(), key=lambda one: one[1])
         self._closed = {push: closed for push, closed in given_up if closed >= 0}
+        self._given_up = {push.worker: push.seq for push in sorted(self._closed, key=lambda push: push.seq)}
