@@ -121,7 +121,8 @@ class CallbackFiles:
         file of another worker stays, whatever becomes of that one.
 
         `writes`: the epoch whose callbacks it runs now. `alone`: no other one runs callbacks. `told`: the files of
-        which it has said the epoch itself, which an earlier version does not.
+        which it has said the epoch itself, which an earlier version does not. `copies`: see `File`; of what it does not
+        name, as when a worker joins, what it named last.
         """
         mine = {name: file for name, file in self._files.items() if file.worker == worker}
         self._change({n: File(f.epoch) for n, f in mine.items() if n not in waits and n not in given_up})
@@ -133,12 +134,9 @@ class CallbackFiles:
             {n: File(e, lost="") for n, e in lost.items() if n in mine or self._gives_way(n, e, lost=True)}
         )
         if follows:
+            comes = {n: mine.get(n, NEVER) for n in waits if n not in newer}
             self._change(
-                {
-                    n: File(e, worker, copy=copies.get(n), stored=mine.get(n, NEVER).stored)
-                    for n, e in waits.items()
-                    if n not in newer
-                }
+                {n: File(waits[n], worker, None, copies.get(n, f.copy), f.stored) for n, f in comes.items()}
             )
         return follows
 

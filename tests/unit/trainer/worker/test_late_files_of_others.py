@@ -138,6 +138,19 @@ def test_files_that_were_stored_by_the_time_their_worker_is_lost_are_not_told_as
     assert len(late.copies) == 41 - 3
 
 
+def test_a_stored_file_is_not_lost_though_its_worker_joined_again_before_it_was_told(cluster):
+    """A rollback has all workers join, without the numbers of their copies."""
+    cluster.full = True
+    cluster.epoch(a="1")
+    cluster.full, plane = False, cluster.planes[0]
+    [(name, copy)] = plane._late._next()
+    assert plane.uploaded((LATE, int(copy.name)), name, copy)
+    plane.join({}, Wasted())
+    fenced(cluster, 0)
+    assert cluster.stored() == {"a": "1"}
+    assert cluster.tasks.files.missing == {}
+
+
 def test_a_file_is_lost_with_its_worker_if_only_an_older_copy_is_stored(cluster):
     """The newer one was said while the older one was on its way."""
     cluster.full = True
