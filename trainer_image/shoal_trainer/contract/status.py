@@ -63,7 +63,8 @@ class WorkerReport:
     input_seconds: Figure = None
     wait_seconds: Figure = None
     """Of a step, how long slower workers held its push up (`staleness.max`), in none of its other parts. A coordinator
-    of an earlier version does not tell, and has it in `pull_seconds` or `push_seconds`."""
+    of an earlier version does not tell, and has it in `pull_seconds` or `push_seconds`; so has a worker of one, for
+    which a newer coordinator tells it twice."""
     staleness: Figure = None
     batch_size: Count = 0
     device: Name = ""
