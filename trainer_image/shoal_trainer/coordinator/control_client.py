@@ -126,36 +126,27 @@ class ControlClient:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._closed = False
+        self._separate_ones: set[ControlClient] = set()
 
     def call(self, name: str, request: Message, answer: type[M], seconds: float | None = None) -> M:
-        """POST one message and return the answer; `seconds`: in all, also if an earlier request waits for its own."""
-        with self._turn(seconds) as timeout:
+        """POST one message and return the answer, which may take so many `seconds`."""
+        with self._lock:
+            timeout = self._timeout if seconds is None else seconds
             body = self._send("POST", f"/v1/{name}", request.to_json().encode(), timeout)
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
             raise ProtocolError(f"invalid answer to {name}: {error.errors()[0]['msg']}") from None
 
-    @contextlib.contextmanager
-    def _turn(self, seconds: float | None) -> Iterator[float]:
-        """One request at a time; yields the timeout of this one."""
-        began = time.monotonic()
-        if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
-            raise Unreachable("the coordinator has not answered an earlier request")
-        try:
-            yield self._timeout if seconds is None else max(SHORTEST, began + seconds - time.monotonic())
-        finally:
-            self._lock.release()
-
     def put(self, path: str, file: Path) -> None:
         """Stream one file over a separate connection, so that other requests continue."""
-        with file.open("rb") as content, contextlib.closing(self._separate()) as upload:
+        with file.open("rb") as content, self._separate() as upload:
             upload._send("PUT", path, _OnDisk(content), UPLOAD_SECONDS, size=file.stat().st_size)
 
     def get(self, path: str, file: Path) -> None:
         """The reverse of `put`: write the answer to `file`. Raises `DiskFull` if it does not fit."""
         try:
-            with file.open("wb") as content, contextlib.closing(self._separate()) as download:
+            with file.open("wb") as content, self._separate() as download:
                 download._send("GET", path, None, UPLOAD_SECONDS, into=_OnDisk(content))
         except OSError as error:
             if not has_no_room(error):
@@ -167,14 +158,20 @@ class ControlClient:
 
     def call_beside(self, name: str, request: Message, answer: type[M], timeout: float) -> M:
         """`call` over a separate connection: for what takes longer than other requests may wait."""
-        with contextlib.closing(self._separate()) as beside:
-            beside._timeout = timeout
-            return beside.call(name, request, answer)
+        with self._separate() as beside:
+            return beside.call(name, request, answer, timeout)
 
-    def _separate(self) -> ControlClient:
+    @contextlib.contextmanager
+    def _separate(self) -> Iterator[ControlClient]:
+        """A client of the same server with a connection of its own, which is closed with this one."""
         other = ControlClient.__new__(ControlClient)
-        other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
-        return other
+        self._separate_ones.add(other)
+        other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None, _separate_ones=set())
+        try:
+            yield other
+        finally:
+            self._separate_ones.discard(other)
+            other.close()
 
     def close(self) -> None:
         """Close the connection for good, from any thread: a call in flight, and each that follows, is `Unreachable`."""
@@ -183,6 +180,8 @@ class ControlClient:
         connection, self._connection = self._connection, None
         if connection is not None:
             _shut(connection)
+        for other in list(self._separate_ones):
+            other.close()
 
     def _send(
         self,
@@ -203,8 +202,14 @@ class ControlClient:
         if self._closed:
             self._drop(connection)
             raise Unreachable("this client was closed")
+        until = time.monotonic() + timeout
         try:
             connection.within(timeout)
+            if connection.sock is None:
+                connection.connect()
+                connection.within(_left(until))
+                if self._closed:
+                    raise ConnectionAbortedError("this client was closed")
             headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -224,7 +229,7 @@ class ControlClient:
             self._drop(connection)
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:
-                return self._send(method, path, body, timeout)  # the server closed the idle connection
+                return self._send(method, path, body, _left(until))  # the server closed the idle connection
             if any(error is disk.error for disk in (body, into) if isinstance(disk, _OnDisk)):
                 raise
             where = f"{self._address.host}:{self._address.control_port}"
@@ -243,10 +248,15 @@ class ControlClient:
         _shut(connection)
 
 
+def _left(until: float) -> float:
+    return max(SHORTEST, until - time.monotonic())
+
+
 def _shut(connection: http.client.HTTPSConnection) -> None:
+    sock = connection.sock  # once: another thread may take it
     with contextlib.suppress(OSError):
-        if connection.sock is not None:  # wakes a thread that waits for an answer
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+        if sock is not None:  # wakes a thread that waits for an answer
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
     with contextlib.suppress(OSError):
         connection.close()
 
@@ -265,6 +275,7 @@ class CoordinatorClient:
     ) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
         self._beats = ControlClient(address, credentials, timeout=timeout)
+        self._goodbye = ControlClient(address, credentials)
         self.identity = {"slot": slot, "incarnation": incarnation}
         """The fields of `Caller`."""
         self._requests = 0
@@ -293,11 +304,12 @@ class CoordinatorClient:
     def send(self, request: Caller, seconds: float | None = None) -> None:
         """Send what needs no answer; of a report of a non-finite batch it comes when shard 0 has rolled back.
 
-        `seconds`: see `ControlClient.call`.
+        `seconds`: in all, beside requests under way, and after `end_requests`: this worker leaves.
         """
         if isinstance(request, UnsentFiles):
             request = request.model_copy(update={"number": next(self._words)})
-        self._client.call(NAMES[type(request)], request, Done, seconds)
+        client = self._client if seconds is None else self._goodbye
+        client.call(NAMES[type(request)], request, Done, seconds)
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
         """Stream one file of a task."""
@@ -312,10 +324,14 @@ class CoordinatorClient:
         slot, incarnation = self.identity.values()
         return f"{FILES}{slot}/{incarnation}/{token[0]}/{token[1]}/{quote(name)}"
 
+    def end_requests(self) -> None:
+        """Requests and uploads under way, and those that follow, are `Unreachable`: this worker leaves now."""
+        self._client.close()
+
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
-        self._beats.close()
+        for client in (self._client, self._beats, self._goodbye):
+            client.close()
 
 
 class ShardControl:

@@ -61,7 +61,7 @@ class Answers:
         return max(GOODBYE_SECONDS, self._left())
 
     def _left(self) -> float:
-        """Of `LEAVE_SECONDS`, which begin with the first question."""
+        """Of `LEAVE_SECONDS`, which begin with the first question: when the worker is told to stop."""
         now = self._clock()
         if self._leave_by is None:
             self._leave_by = now + LEAVE_SECONDS

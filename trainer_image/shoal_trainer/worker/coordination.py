@@ -300,6 +300,10 @@ class ControlPlane:
         counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
         self._client.send(Leave(**self._client.identity, **counts, files=files), seconds)
 
+    def end_requests(self) -> None:
+        """Wait for no answer any more but that to `leave`."""
+        self._client.end_requests()
+
     def failed(self, error: Exception) -> None:
         """Report an error in the user's code."""
         self._client.send(Failed(**self._client.identity, message=str(error)[:MAX_TEXT]))

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from shoal_trainer.security import Credentials
     from shoal_trainer.training import Training
     from shoal_trainer.worker.compose import Worker
+    from shoal_trainer.worker.coordination import ControlPlane
     from shoal_trainer.worker.flat_model import FlatModel
 
 log = logging.getLogger(__name__)
@@ -61,18 +62,23 @@ class Drain:
 
     def __init__(self) -> None:
         self.flag = threading.Event()
-        self._set = in_thread(lambda _at: self.flag.set())
-        self._holding = False
+        self._set = in_thread(self._drain)
+        self._then: Callable[[], None] | None = None
         signal.signal(signal.SIGTERM, self._handle)
 
-    def hold(self) -> None:
-        """Let the loop handle SIGTERM, because the worker may hold leases."""
-        self._holding = True
+    def hold(self, then: Callable[[], None]) -> None:
+        """Let the loop handle SIGTERM, because the worker may hold leases. A thread calls `then` beside it."""
+        self._then = then
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if not self._holding:
+        if self._then is None:
             os._exit(EXIT_DRAINED)
         self._set()
+
+    def _drain(self, _at: float) -> None:
+        self.flag.set()
+        assert self._then is not None
+        self._then()
 
 
 def main() -> int:
@@ -155,6 +161,12 @@ def _built(job: Training, config: RuntimeConfig) -> FlatModel:
         raise
 
 
+def _hurry(worker: Worker, coordinator: ControlPlane, sleep: Callable[[float], object] = time.sleep) -> None:
+    """The worker is to stop, and may be in a request that has 10 s, or 600 s for a file: it has 20 s in all."""
+    sleep(worker.loop.upstream.answers.left())
+    coordinator.end_requests()
+
+
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     os.environ.update(shared_by(1, config.cores))  # TensorFlow reads it when it is imported
     with _no_garbage():  # a collection over all objects of TensorFlow is slow
@@ -198,7 +210,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
     coordinator.watch(worker.loop.beside)
-    drain.hold()
+    drain.hold(partial(_hurry, worker, coordinator))
     try:
         end = worker.run(partial(abandon, worker))
     except UserError as error:

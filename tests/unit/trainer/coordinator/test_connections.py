@@ -9,6 +9,7 @@ import struct
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -223,6 +224,7 @@ def silent(start_server):
 
     served.server.handlers |= {"next": hangs, "leave": hangs}
     client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
+    client.server = served.server
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.next_work)
         assert asked.wait(SECONDS)
@@ -231,19 +233,58 @@ def silent(start_server):
     client.close()
 
 
-def test_a_worker_leaves_in_time_though_an_earlier_request_has_no_answer(silent):
+def test_a_worker_leaves_in_time_though_no_request_of_it_has_an_answer(silent):
     """It has 20 s, and each request takes 10 s while parameter server 0 hangs."""
     client, waiting = silent
-    with pytest.raises(Unreachable, match="an earlier request"):
+    with pytest.raises(Unreachable, match="does not answer"):
         client.send(Leave(slot=0, incarnation=0), 0.01)
     assert not waiting.done()
 
 
-def test_a_worker_leaves_in_time_though_its_last_word_has_no_answer(silent):
-    client, waiting = silent[0]._client._separate(), silent[1]  # no earlier one is under way
-    with pytest.raises(Unreachable, match="does not answer"):
-        client.call("leave", Leave(slot=0, incarnation=0), Done, 0.01)
-    assert not waiting.done()
+def test_a_worker_that_leaves_ends_what_it_has_asked_and_can_still_say_so(silent, tmp_path):
+    """Its main thread may wait for 10 s in a request, or for 600 s in an upload, and it has 20 s."""
+    client, waiting = silent
+    file = tmp_path / "a"
+    file.write_bytes(b"content")
+    uploading, ends = threading.Event(), threading.Event()
+
+    def hangs(*_):
+        uploading.set()
+        assert ends.wait(SECONDS)
+
+    client.server.upload = hangs
+    with ThreadPoolExecutor() as pool:
+        upload = pool.submit(client.upload, (0, 0), "logs/a", file)
+        assert uploading.wait(SECONDS)
+        client.end_requests()
+        assert isinstance(waiting.exception(SECONDS / 2), Unreachable)
+        assert isinstance(upload.exception(SECONDS / 2), Unreachable)
+        ends.set()
+    for request in (client.next_work, lambda: client.upload((0, 0), "logs/a", file)):
+        with pytest.raises(Unreachable, match="closed"):
+            request()
+    client.server.handlers["leave"] = lambda _: Done()
+    client.send(Leave(slot=0, incarnation=0), SECONDS)
+
+
+def test_a_request_over_a_connection_that_was_reset_has_what_is_left_of_its_time(start_server, monkeypatch):
+    served, now, given = start_server(), [0.0], []
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    assert served.answer(client, 3) == 3
+    within = control_client._Connection.within
+
+    def reset(_connection):
+        now[0] += 4.0
+        raise ConnectionResetError
+
+    monkeypatch.setattr(control_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        control_client._Connection, "within", lambda c, seconds: given.append(seconds) or within(c, seconds)
+    )
+    monkeypatch.setattr(http.client.HTTPSConnection, "getresponse", reset)
+    with pytest.raises(Unreachable):
+        client.call("next", Next(slot=3, incarnation=0, number=2), Assignment, 5.0)
+    assert given == [5.0, 1.0, 1.0]
 
 
 def test_closing_a_client_ends_a_request_without_an_answer(silent):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.run.processes import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
 from shoal_trainer.worker import main
+from shoal_trainer.worker.answers import GOODBYE_SECONDS, LEAVE_SECONDS, Answers
 from shoal_trainer.worker.hardware import THREADS_ENV
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.configs import pod_config
@@ -152,12 +154,30 @@ def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
     previous = signal.getsignal(signal.SIGTERM)
     try:
         drain = main.Drain()
-        drain.hold()
+        hurried = threading.Event()
+        drain.hold(hurried.set)
         with drain.flag._cond:  # held at times within `Event.wait`
             signal.raise_signal(signal.SIGTERM)
         assert drain.flag.wait(20)
+        assert hurried.wait(20)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_worker_that_is_to_stop_has_10_s_for_all_that_it_waits_for_and_2_s_to_say_that_it_leaves():
+    """In a request that parameter server 0 did not answer, and then for its last push, it took longer than it has."""
+    now, ended = [0.0], []
+    answers = Answers(None, threading.Event(), lambda: now[0])
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    worker = SimpleNamespace(loop=SimpleNamespace(upstream=SimpleNamespace(answers=answers)))
+    main._hurry(worker, SimpleNamespace(end_requests=lambda: ended.append(now[0])), sleep)
+    with pytest.raises(Unreachable, match="no answer"):
+        answers.last(Future())
+    assert ended == [now[0]] == [LEAVE_SECONDS]
+    assert answers.left() == GOODBYE_SECONDS
 
 
 def test_thread_of_user_code_does_not_keep_the_process_alive():
@@ -226,7 +246,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
     monkeypatch.setattr("shoal_trainer.worker.compose.compose", lambda *_: worker)
     monkeypatch.setattr("shoal_trainer.worker.coordination.ControlPlane", lambda *_: plane)
-    drain = SimpleNamespace(flag=threading.Event(), hold=lambda: None)
+    drain = SimpleNamespace(flag=threading.Event(), hold=lambda _: None)
     gc.unfreeze()
     try:
         with pytest.raises(type(raised), match=str(raised)):
@@ -284,7 +304,7 @@ def test_log_tells_what_the_start_took_and_the_step_is_compiled_first(monkeypatc
     caplog.set_level("INFO")
     gc.unfreeze()
     try:
-        main._work(pod_config(), SimpleNamespace(flag=threading.Event(), hold=lambda: None), 100.0)
+        main._work(pod_config(), SimpleNamespace(flag=threading.Event(), hold=lambda _: None), 100.0)
     finally:
         gc.unfreeze()
     assert line in caplog.text
