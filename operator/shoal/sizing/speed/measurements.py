@@ -104,8 +104,8 @@ class LogMean:
         if long < 0.01:
             return 0.0
         longer = max(math.log(self.seconds * long * self.count) - self.mean_log, 1.0)
-        stalls = min(self.variance_log / longer**2, 1.0) * max(self.count * weight, 1e-3)
-        return long**2 / stalls
+        stalls = max(min(self.variance_log / longer**2, 1.0) * self.count, 1.0)
+        return long**2 / (stalls * max(weight, 1e-3))
 
 
 class Kind(NamedTuple):

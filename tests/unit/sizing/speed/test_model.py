@@ -522,3 +522,18 @@ def test_models_of_one_table_or_of_the_only_owner_count_each() -> None:
     assert table == only
     assert ServerModel([*loads(""), several]).capacity(new, 1)[1] == pytest.approx(table[1], rel=0.01)
     assert ServerModel([*loads("a"), several]).capacity(new, 1)[1] > table[1]
+
+
+@given(
+    mean_log=st.floats(-6, 6),
+    variance=st.sampled_from([0.0, 1e-300, 1e-9, 0.04, 9.0, 1e4]),
+    count=st.sampled_from([1e-3, 1.0, 100.0, 1e6]),
+    more=st.floats(0.5, 1e3),
+    weight=st.floats(0.0, 1.0),
+)
+def test_the_doubt_of_a_mean_that_steps_do_not_explain_is_a_number(
+    mean_log: float, variance: float, count: float, more: float, weight: float
+) -> None:
+    """A report may say that all steps were alike, and that their mean was another: it must end no plan."""
+    told = LogMean(mean_log, variance, count, math.exp(mean_log) * more)
+    assert 0 <= told.doubt(weight) < math.inf
