@@ -165,8 +165,10 @@ class ControlClient:
     def _separate(self) -> Iterator[ControlClient]:
         """A client of the same server with a connection of its own, which is closed with this one."""
         other = ControlClient.__new__(ControlClient)
-        self._separate_ones.add(other)
         other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None, _separate_ones=set())
+        self._separate_ones.add(other)
+        if self._closed:  # meanwhile, by another thread
+            other.close()
         try:
             yield other
         finally:

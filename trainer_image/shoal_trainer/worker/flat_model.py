@@ -151,6 +151,8 @@ class FlatModel:
         self._function: Any = None
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
+        self._functions = list[Any]()
+        """What was traced: TensorFlow holds the variables of a trace weakly, and some are of the step alone."""
         """By the shapes of a batch."""
         self._copies: dict[tuple[str, int], Any] = {}
         """See `SeveralDevices`."""
@@ -236,6 +238,7 @@ class FlatModel:
         flat = tf.TensorSpec((self._width(dtype),), tf.as_dtype(dtype))
         function = tf.function(self._body(xla=bool(self.model.jit_compile)), autograph=False)
         traced = function.get_concrete_function(*[flat] * self.device_count, *specs)
+        self._functions.append(function)
         self._traced[tuple(tuple(spec.shape) for spec in specs)] = traced
         return traced
 

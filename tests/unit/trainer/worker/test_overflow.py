@@ -1,5 +1,7 @@
 """Steps without a gradient: an overflow of mixed_float16, a non-finite batch under `on_nan="skip"`."""
 
+from contextlib import closing
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, begin, functional, job
@@ -36,6 +39,26 @@ def test_overflow_has_no_gradient_and_halves_the_scale():
     assert skipped[0]
     assert not skipped[-1]
     assert skipped == sorted(skipped, reverse=True)  # until the scale fits
+
+
+@pytest.mark.usefixtures("mixed")
+def test_callbacks_of_a_model_with_a_scaled_loss_run():
+    """The scale is a variable of the step alone, which nothing else holds."""
+    flat_model = FlatModel(functional("adam"), DATA.example(16), "bf16")
+    flat_model.trace()
+    with closing(Tasks(job(callbacks=keras.callbacks.Callback), flat_model, 16)) as tasks:
+        assert tasks.run_callbacks(flat_model.initial(), [{"loss": 2.0}])
+
+
+@pytest.mark.usefixtures("mixed")
+def test_step_with_a_scaled_loss_is_compiled_before_the_worker_joins():
+    """As XLA does on a GPU, where mixed_float16 is usual."""
+    flat_model = FlatModel(functional("adam", options={"jit_compile": True}), DATA.example(16), "bf16")
+    flat_model.trace()
+    before = flat_model.initial()
+    flat_model.compile()
+    assert np.array_equal(flat_model.initial(), before)
+    assert not flat_model.step(parameters(flat_model), DATA.example(16)).skipped
 
 
 @pytest.mark.usefixtures("mixed")
