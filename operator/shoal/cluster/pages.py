@@ -32,9 +32,9 @@ MOST_GROWTH = 100
 """Times that of a page, where a list takes so long that its later pages are gone."""
 MOST_TRIES = 8
 """Of a later page."""
-TOKEN_SECONDS = 300.0
-"""After which the rest of a list may be gone. It is not waited for beyond that: the next list would have larger pages,
-as if these had taken too long."""
+MOST_WAITED = 150.0
+"""Seconds that the later pages of a list are waited for in all. Its rest is gone after 300 to 600 s: the next list
+would have larger pages, as if these had taken too long."""
 FULL = 0.75
 """Of the bytes that a page may have, those that the next one aims at: objects differ."""
 
@@ -61,7 +61,7 @@ class Pages(Generic[T]):
             Unavailable: it does not answer, or not with a list.
         """
         began, count, limit, query = loop_time(), 1, self._growth * PAGE, dict(self._query)
-        failures = 0
+        failures, waited = 0, 0.0
         while True:
             try:
                 page_query = {**query, "limit": str(limit)}
@@ -74,8 +74,8 @@ class Pages(Generic[T]):
                     continue
                 failures += 1
                 pause = max(backoff(failures), asked(error) or 0.0)
-                late = loop_time() + pause > began + TOKEN_SECONDS
-                if count == 1 or failures == MOST_TRIES or late or isinstance(error, TooLong):
+                waited += pause
+                if count == 1 or failures == MOST_TRIES or waited > MOST_WAITED or isinstance(error, TooLong):
                     raise
                 logger.info("%s: page %d of a list is asked for again: %s", self._path, count, error)
                 limit = min(limit, self._growth * PAGE)

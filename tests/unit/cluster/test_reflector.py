@@ -693,7 +693,7 @@ async def test_page_that_a_server_in_trouble_puts_off_ends_the_list_before_its_t
     w.server.fault = shed
     async with w.running():
         await asyncio.sleep(300)
-        assert w.restarts == ["unavailable"]
+        assert set(w.restarts) == {"unavailable"}
         w.server.fault = lambda _method, _path: None
         await asyncio.wait_for(w.reflector.synced.wait(), 80)
         assert set(w.server.limits) == {PAGE}

@@ -523,6 +523,27 @@ def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_a
     assert not world.status["restarts"].get("byReason")
 
 
+def test_successor_that_runs_is_not_taken_back_from_a_worker_that_hangs() -> None:
+    """Nobody trained until a third pod ran."""
+    world = auto(nodes={"b": 1, "od": 0}, replicas=1, maxSurge=1)
+    world.propose({"b": 1})
+    world.settle()
+    [old] = (name for name in world.pods if "-worker-" in name)
+    world.propose({"od": 1}, urgent=True)
+    world.settle()
+    [new] = (name for name in world.pods if "-worker-" in name and name != old)
+    world.hush(old)
+    for _ in range(5):
+        world.tick(30.0)
+        world.reconcile()
+    world.propose({"b": 1}, urgent=True)
+    world.add("od-0", "od")
+    world.pods[new]["spec"]["nodeName"] = "od-0"
+    world.pods[new]["status"] = {"phase": "Running"}
+    world.reconcile()
+    assert new in world.pods
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(["Manual", "Auto"]),

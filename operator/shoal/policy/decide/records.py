@@ -282,7 +282,9 @@ class _Updater:
     def _is_spare(self) -> bool:
         """Whether the previous incarnation works where it is wanted: no successor is made, for which one could wait."""
         older = self._older
-        return older is not None and older.works and self._wanted.fits(older.slot)
+        if older is None or older.place in self._view.silent:
+            return False
+        return older.works and self._wanted.fits(older.slot)
 
     def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
         """Whether the reason to end a healthy pod no longer holds, and no later incarnation runs.

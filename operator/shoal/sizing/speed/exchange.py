@@ -39,6 +39,8 @@ __all__ = ["Links", "limits"]
 SHARPNESS = 1 + math.exp(priors.SERVER_MEAN[2])
 SURE = 3.0
 """Standard deviations by which several workers are slower than what the servers' arithmetic explains."""
+ONE_BATCH = 1.05
+"""Batches of an update, by the mean over all jobs, which are one of each but for a few."""
 LASTING = 2.0
 """Times the noise of any cluster: what is as sure as that was no bad hour."""
 BURST = 100.0
@@ -80,9 +82,12 @@ class Links:
     def sharing(self, key: str) -> list[Cluster]:
         """What several workers of a model did lately by their exchange, beside what each does alone at least.
 
-        Both are in updates, as the servers' arithmetic: what was measured of a step is of one batch.
+        None where jobs of the model push several batches at once: rows do not say how many theirs were of, and the
+        servers' arithmetic is in updates.
         """
-        measured, batches = self._models.get(key, []), self.batches_per_update(key)
+        if self.batches_per_update(key) > ONE_BATCH:
+            return []
+        measured = self._models.get(key, [])
         recent = set(_lately([row for _, row in measured]))
         found = list[Cluster]()
         for model, row in measured:
@@ -95,8 +100,8 @@ class Links:
                     model,
                     row.workers,
                     row.parameter_servers,
-                    row.workers / max(compute.seconds, own) / batches,
-                    row.workers / max(compute.seconds, exchange.seconds) / batches,
+                    row.workers / max(compute.seconds, own),
+                    row.workers / max(compute.seconds, exchange.seconds),
                     math.sqrt(compute.doubt()),
                     f"{key} {row.device} {row.devices} {row.batch_size}",
                     priors.weight(row.age_seconds),

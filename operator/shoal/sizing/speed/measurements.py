@@ -270,7 +270,9 @@ def of_an_update(known: Iterable[tuple[float, float]]) -> float:
     How many they are is in the code of a job, and jobs of one model differ. It is their harmonic mean, as the parts of
     steps are means over updates of what each takes for a batch. Who does not tell has as many as who does.
     """
-    told = [(updates, batches) for updates, batches in known if updates > 0 and batches > 0]
+    told = [
+        (n, k) for n, k in known if k > 0 and n / k > 0
+    ]  # what a hostile status says may be as good as none
     return max(sum(n for n, _ in told) / sum(n / k for n, k in told), 1.0) if told else 0.0
 
 

@@ -167,20 +167,15 @@ def test_step_that_a_user_measured_counts_whole_whatever_he_says_of_its_parts(pa
     assert capacity(table, {})[0] == pytest.approx(16, rel=0.1)
 
 
-@pytest.mark.parametrize("batches", [1, 10])
-def test_link_of_the_servers_lets_so_many_updates_through_whatever_batches_they_are_of(batches: int) -> None:
-    """What is measured of steps is of a batch each."""
-    computed = LogMean.of(COMPUTE / batches, 0.01 / batches, 2000)
-    several = [
-        row(n, max(0.05, n / 24) / batches, step=max(COMPUTE, n / 24) / batches, compute=computed)
-        for n in (1, 4, 8, 16, 32)
-    ]
-    load = {1: replace(IDLE[1], batches_per_update=batches)}
-    found, sigma = capacity(several, load)
+def test_rows_of_jobs_that_push_several_batches_at_once_are_no_link() -> None:
+    """Of how many batches a row's pushes were it does not say: another job of the model may push ten at once."""
+    several = [row(n, max(0.05, n / 24), step=max(COMPUTE, n / 24)) for n in (1, 4, 8, 16, 32)]
+    found, sigma = capacity(several, IDLE)
     assert found == pytest.approx(24, rel=0.05)
     assert sigma < 0.1
-    few = [row(n, 0.05 / batches, compute=computed) for n in (1, 4, 8)]
-    assert capacity(few, load) == capacity((), IDLE)
+    for batches in (1.8, 10):
+        load = {1: replace(IDLE[1], batches_per_update=batches)}
+        assert capacity(several, load) == capacity((), IDLE)
 
 
 def test_own_link_is_no_limit_of_the_servers() -> None:
