@@ -8,9 +8,9 @@ leave each other their shares, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from shoal.sizing.fleet.values import FleetJob
+from shoal.sizing.fleet.values import FleetJob, FleetPool
 
 __all__ = ["Floors"]
 
@@ -18,15 +18,18 @@ __all__ = ["Floors"]
 class Floors:
     """The nodes of jobs that are yet to be planned."""
 
-    def __init__(self, jobs: Sequence[FleetJob], pools: Container[str]) -> None:
+    def __init__(self, jobs: Sequence[FleetJob], pools: Sequence[FleetPool]) -> None:
         self._has: dict[str, Counter[str]] = {}
         self._kept: dict[str, Counter[str]] = {}
         self._total = Counter[str]()
+        spot = {pool.name: pool.spot for pool in pools}
         for job in jobs:
-            has = Counter(
-                {p: n for p, n in job.holds(job.under_way).items() if p in job.pools and p in pools}
-            )
-            self._has[job.name], self._kept[job.name] = has, _first(job.floor, has)
+            holds = job.holds(job.under_way)
+            has = Counter({p: n for p, n in holds.items() if p in job.pools and p in spot})
+            base = _first(job.on_demand_base, Counter({p: n for p, n in has.items() if not spot[p]}))
+            base = _first(job.floor, base)
+            self._has[job.name] = has
+            self._kept[job.name] = base + _first(job.floor - base.total(), has - base)
             self._total.update(self._kept[job.name])
         self._shares: dict[str, Counter[str]] = {}
         self._shared = Counter[str]()
@@ -38,12 +41,13 @@ class Floors:
             taken.subtract(self._kept[job.name])
         return {pool: max(number - taken[pool], 0) for pool, number in left.items()}
 
+    def kept(self, job: FleetJob) -> Mapping[str, int]:
+        """The nodes that others leave to a job as its least ones."""
+        return self._kept[job.name]
+
     def share(self, job: FleetJob, counts: Mapping[str, int]) -> None:
-        """Have other jobs that share nodes leave these to a job."""
-        self._total.subtract(self._kept[job.name])
-        self._kept[job.name] = kept = _first(job.floor, self._has[job.name] & Counter(counts))
-        self._total.update(kept)
-        self._shares[job.name] = Counter(counts) - kept
+        """Have other jobs that share nodes leave these to a job, too."""
+        self._shares[job.name] = Counter(counts) - self._kept[job.name]
         self._shared.update(self._shares[job.name])
 
     def room(self, job: FleetJob, left: Mapping[str, int]) -> dict[str, int]:
@@ -52,17 +56,18 @@ class Floors:
         for name, kept in self._kept.items():
             for pool in (pool for pool in job.pools if kept[pool]):
                 for other in self._has[name].keys() - set(job.pools):
-                    free = min(self._has[name][other] - kept[other], left[other] - self._total[other])
+                    taken = self._total[other] + self._shared[other]
+                    free = min(self._has[name][other] - kept[other], left[other] - taken)
                     change = Counter({other: max(min(kept[pool], free), 0)})
                     kept.update(change)
                     self._total.update(change)
                     kept[pool] -= change[other]
                     self._total[pool] -= change[other]
-        taken = Counter(self._total)
+        total = Counter(self._total)
         if (own := self._shares.pop(job.name, None)) is not None:
             self._shared.subtract(own)
-            taken.update(self._shared)
-        return {pool: max(number - taken[pool], 0) for pool, number in left.items()}
+            total.update(self._shared)
+        return {pool: max(number - total[pool], 0) for pool, number in left.items()}
 
 
 def _first(number: int, counts: Mapping[str, int]) -> Counter[str]:

@@ -110,16 +110,16 @@ def _planned(
     urgency = {job.name: _otherwise(NOT_URGENT, _urgency, job, given) for job in jobs}
     order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
     late = {name for name, (_, slack) in urgency.items() if slack == LATE}
-    shares = _otherwise(None, Shares, order, given, late)
+    last = {name for name, each in urgency.items() if each >= (False, LATE)}
+    shares = _otherwise(None, Shares, order, given, last, late)
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(job.holds(job.under_way)):
             first.setdefault((_model(job), name), job.name)
-    floors, level = Floors(order, left), math.inf
+    floors = Floors(order, given.pools)
     for job in order:
-        if shares is not None and job.priority < level:
-            level = job.priority
-            _otherwise(None, shares.leave, job.priority, floors, left)
+        if shares is not None:
+            _otherwise(None, shares.leave, job, floors, left)
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
         alone[job.name] = solved = solve(job, floors.room(job, left), given, elsewhere)
         holds = job.holds(solved.answer.counts)

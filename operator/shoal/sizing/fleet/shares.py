@@ -1,14 +1,16 @@
-"""Nodes of jobs that are to be fast, and others, where they are too many to trade: so that what each prefers is small.
+"""Nodes of jobs that have no deadline to keep, where they are too many to trade: so that what each prefers is small.
 
-From what runs, one node at a time goes to who gains most by it, of those that are free, or else from who loses least.
-So each job costs about as much however many there are, and nothing moves where all have their shares. A job of which
-nothing is known before it runs has the nodes with which it begins.
+They share what those with a deadline leave, which come before them. From what runs, one node at a time goes to who
+gains most by it, of those that are free, or else from who loses least. So each job costs about as much however many
+there are, and nothing moves where all have their shares. A job of which nothing is known before it runs has the nodes
+with which it begins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -22,15 +24,12 @@ from shoal.sizing.fleet.problems import unusable
 from shoal.sizing.fleet.traders import MOST_TRADERS
 from shoal.sizing.fleet.values import FleetJob
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.problem import Objective, Pool, Problem
 
 __all__ = ["Sharer", "Shares", "share"]
 
 WORTH_A_MOVE = 0.1
 """A node leaves one job for another that gains more by this part than that one loses."""
-BEHIND, SURE = 10.0, 1.1
-"""What is later than its deadline counts so many times more: who can keep it has what it needs first. And so many times
-the time that is sure by the means must be left: the simulated runs say more."""
 FOR_NOTHING = -50.0
 """The logarithm of a cost that is none, for a second."""
 
@@ -43,65 +42,74 @@ class Shares:
     Args:
         jobs: all of them, the most urgent first.
         given: what their plans rest on.
-        late: the names of those that are late with all nodes, and so are to be as fast as they can.
+        last: the names of those that have no deadline to keep, and so come after all others of their priority.
+        late: those of them that are late with all nodes, and so are to be as fast as they can.
 
     """
 
-    def __init__(self, jobs: Sequence[FleetJob], given: Given, late: Container[str]) -> None:
-        self._pools = given.pools
+    def __init__(
+        self, jobs: Sequence[FleetJob], given: Given, last: Container[str], late: Container[str]
+    ) -> None:
+        self._given, self._late = given, late
         able = [job for job in jobs if not (job.fault or job.is_held)]
-        known = {job.name: job for job in able if job.model is not None and job.has_work}
-        self._new = [job for job in able if job.name not in known and not sum(job.under_way.values())]
-        self._sharers: dict[str, Sharer] = {}
-        if len(known) > MOST_TRADERS or self._new:
-            found = {name: _sharer(job, given, name in late) for name, job in known.items()}
-            self._sharers = {name: each for name, each in found.items() if each is not None}
+        known = [job for job in able if job.model is not None and job.has_work]
+        names = {job.name for job in known}
+        self._new = [job for job in able if job.name not in names and not sum(job.under_way.values())]
+        many = len(known) > MOST_TRADERS or self._new
+        self._next = [job for job in known if job.name in last] if many else []
 
-    def leave(self, priority: int, floors: Floors, left: Mapping[str, int]) -> None:
-        """Have jobs of one priority, which come next, leave each other their shares of what is left.
+    def leave(self, job: FleetJob, floors: Floors, left: Mapping[str, int]) -> None:
+        """Have a job, which comes next, and those like it of its priority leave each other shares of what is left.
 
         Where none is to be fast, they take no more than they need.
         """
-        sharers = [each for each in self._sharers.values() if each.job.priority == priority]
+        if not any(each.name == job.name for each in self._next):
+            return
+        now = [each for each in self._next if each.priority == job.priority]
+        self._next = [each for each in self._next if each.priority != job.priority]
+        found = [_sharer(each, self._given, each.name in self._late, floors) for each in now]
+        sharers = [each for each in found if each is not None]
         if not any(each.is_fast for each in sharers):
             return
-        for job in (job for job in self._new if job.priority == priority):
-            floors.share(job, self._begins(job, floors.free([], left)))
+        for new in (each for each in self._new if each.priority == job.priority):
+            floors.share(new, self._begins(new, floors.free([], left)))
         shares = share(sharers, floors.free([each.job for each in sharers], left))
         for each in sharers:
             floors.share(each.job, shares[each.job.name])
 
     def _begins(self, job: FleetJob, free: Mapping[str, int]) -> dict[str, int]:
         """The nodes with which a job begins: in its order of preference."""
-        counts, pools = dict[str, int](), {pool.name: pool for pool in self._pools}
+        counts, pools = dict[str, int](), {pool.name: pool for pool in self._given.pools}
         for pool in (pools[name] for name in job.pools if name in pools):
             if unusable(pool, job) is None and not (pool.exhausted or pool.ending):
                 counts[pool.name] = min(job.least - sum(counts.values()), free[pool.name], pool.room(0))
         return counts
 
 
-def _sharer(job: FleetJob, given: Given, late: bool) -> Sharer | None:
+def _sharer(job: FleetJob, given: Given, late: bool, floors: Floors) -> Sharer | None:
     """A job, and what counts for its share; None: there is nothing to plan. What it needs is not known by a guess."""
     try:
         one = given.problem(job, given.limits)
     except UsageError:
         return None
     objective = one.problem.objective
-    if late and objective.deadline is not None:
-        objective = objective.in_order[1]
-    elif not one.measured:
-        objective = replace(objective, deadline=None)
-    return Sharer(job, replace(one.problem, objective=objective))
+    if objective.deadline is not None:
+        objective = objective.in_order[1] if late else replace(objective, deadline=None)
+    return Sharer(job, replace(one.problem, objective=objective), floors.kept(job))
 
 
 class Sharer:
     """A job, and the nodes that it has by the shares so far."""
 
-    def __init__(self, job: FleetJob, problem: Problem) -> None:
+    def __init__(self, job: FleetJob, problem: Problem, kept: Mapping[str, int]) -> None:
         self.job, self.problem = job, problem
+        self.aim = problem.objective
+        """What is to be small, and what may be spent: as its plan has it where nothing keeps the budget."""
         self.pools = tuple(pool.name for pool in problem.pools)
         under_way = [job.under_way.get(pool, 0) for pool in self.pools]
         self.counts: Numbers = np.minimum(under_way, problem.limits).astype(np.float64)
+        self.own: Numbers = np.minimum([kept.get(pool, 0) for pool in self.pools], self.counts)
+        """What it keeps of them, whoever wants it: its least workers."""
         self.looks = 0
         """How many times what it gains or loses was looked at."""
         self._evaluators = ElasticModel(problem, problem.objective.margin).evaluators()
@@ -112,9 +120,19 @@ class Sharer:
         return self.problem.objective.prefer != "MinCost"
 
     @property
-    def runs(self) -> bool:
-        """Whether it may run what it has."""
-        return math.isfinite(float(self._values(self.counts[:, None])[0]))
+    def zones(self) -> Sequence[str]:
+        """Those in one of which all of it is to be, and where it may begin; none: it may be anywhere."""
+        if self.problem.zone_policy != "Same" or self.problem.servers.zone is not None:
+            return ()
+        return list(dict.fromkeys(pool.zone for pool in self.problem.pools if pool.zone))
+
+    def runs(self, *aims: Objective) -> bool:
+        """Whether it may run what it has, by the first of these aims by which it may."""
+        for aim in aims or self.problem.objective.in_order:
+            self.aim = aim
+            if math.isfinite(float(self._values(self.counts[:, None])[0])):
+                return True
+        return False
 
     def steps(self) -> tuple[Numbers, Numbers]:
         """(k,) what it gains by a node more of each pool, and loses by one less, as logarithms."""
@@ -124,12 +142,12 @@ class Sharer:
         values = self._values(np.concatenate([now, now + one, now - one], axis=1))
         more, less = values[0] - values[1 : 1 + len(one)], values[1 + len(one) :] - values[0]
         limits = np.array(self.problem.limits)
-        less[(self.counts < 1) | (self.counts.sum() <= self.job.floor)] = np.inf
+        less[self.counts <= self.own] = np.inf
         return np.where(self.counts < limits, more, -np.inf), less
 
     def _values(self, counts: Numbers) -> Numbers:
         """(m,) the logarithm of what is to be small; infinite where the job may not run them."""
-        objective = self.problem.objective
+        objective = self.aim
         best = np.full(counts.shape[1], np.inf)
         for evaluator in self._evaluators:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -137,9 +155,6 @@ class Sharer:
                 time, cost = np.log(out.seconds), np.log(objective.with_spare_time(out.cost, out.seconds))
                 cost = np.where(out.cost > 0, cost, time + FOR_NOTHING)
                 value = {"MinTime": time, "MinCost": cost, "BestValue": (time + cost) / 2}[objective.prefer]
-                if objective.deadline is not None:
-                    behind = SURE * out.sure_seconds / objective.deadline
-                    value = value + BEHIND * np.log(np.maximum(behind, 1.0))
             if objective.budget is not None:
                 value[out.cost > objective.budget] = np.inf
             best = np.fmin(best, value)
@@ -149,7 +164,8 @@ class Sharer:
 def share(sharers: Sequence[Sharer], free: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """The nodes by pool of each job, by its name; none of those for which there are not enough to run.
 
-    `sharers`: in the order in which they have nodes where there are too few for all. `free`: what all have together.
+    Whoever has nodes keeps its least ones. `sharers`: in the order in which they have nodes where there are too few for
+    all. `free`: what all have together.
     """
     return _Sharing(sharers, free).shares()
 
@@ -158,6 +174,9 @@ class _Sharing:
     def __init__(self, sharers: Sequence[Sharer], free: Mapping[str, int]) -> None:
         self._sharers = sharers
         self._free = dict(free)
+        self._there = dict(free)
+        self._new: list[int] = []
+        self._begun = Counter[str]()  # those that can't leave their zone any more, by zone
         self._takers: dict[str, Heap] = {pool: [] for pool in free}
         self._givers: dict[str, Heap] = {pool: [] for pool in free}
 
@@ -166,8 +185,7 @@ class _Sharing:
         for number in range(len(self._sharers)):
             self._go_on(number)
         self._fit()
-        new = [number for number, each in enumerate(self._sharers) if not each.counts.any()]
-        for number in sorted(new, key=lambda number: len(self._sharers[number].pools)):
+        for number in sorted(self._new, key=lambda number: len(self._sharers[number].pools)):
             self._begin(number)
         while self._improved():
             pass
@@ -177,52 +195,68 @@ class _Sharing:
         }
 
     def _go_on(self, number: int) -> None:
-        """With what it has, if a job can."""
+        """With what it has, if a job can; or else it keeps its least ones, and begins with them and others."""
         each = self._sharers[number]
-        for pool, n in zip(each.pools, each.counts, strict=True):
-            self._free[pool] -= int(n)
-        if each.runs:
-            self._look(number)
-        else:
-            self._stop(number)
+        runs = each.runs()
+        if not runs:
+            each.counts = each.own.copy()
+            self._new.append(number)
+        self._give(each, -each.counts)
+        if runs:
+            self._is_there(number)
 
     def _fit(self) -> None:
-        """Those that go on give up what is not there any more: who loses least, or else the last ones all."""
+        """Those that go on give up what is not there any more: who loses least. All keep their least ones."""
         for pool in self._free:
-            while self._free[pool] < 0:
-                if (giver := self._giver(pool)) is not None:
-                    self._move(giver, pool, -1)
-                    continue
-                self._stop(max(n for n, each in enumerate(self._sharers) if _has(each, pool)))
+            while self._free[pool] < 0 and (giver := self._giver(pool)) is not None:
+                self._move(giver, pool, -1)
+            self._free[pool] = max(self._free[pool], 0)
 
     def _begin(self, number: int) -> None:
         """The least that a job can run with, of one pool if that will do, the fastest or cheapest first."""
         each = self._sharers[number]
-        order = sorted(each.problem.pools, key=_slow if each.is_fast else _dear)
+        order = sorted(each.problem.pools, key=self._slow_in_zone(each) if each.is_fast else _dear)
         several = sorted(order, key=lambda pool: pool.spot) if each.problem.min_on_demand else order
-        least = max(each.problem.min_workers, 1)
         any(
-            self._got(number, [pool.name for pool in pools], least)
-            for pools in (*([p] for p in order), several)
+            self._got(number, pools, aim)
+            for aim in each.problem.objective.in_order
+            for pools in (*([pool] for pool in order), several)
         )
 
-    def _got(self, number: int, pools: Iterable[str], least: int) -> bool:
-        """Whether a job gets so many nodes of these pools, with which it can run; else it has none."""
+    def _slow_in_zone(self, each: Sharer) -> Callable[[Pool], float]:
+        """How slow a job is in a pool: where it can't leave the zone, with its part of all nodes there."""
+        parts = {
+            zone: sum(self._there[pool.name] for pool in each.problem.pools if pool.zone in {"", zone})
+            / (1 + self._begun[zone])
+            for zone in each.zones
+        }
+        most = each.job.max_workers
+        return lambda pool: _slow(pool) / max(min(parts.get(pool.zone, most), most), 1e-9)
+
+    def _got(self, number: int, pools: Sequence[Pool], aim: Objective) -> bool:
+        """Whether a job gets so many nodes of these pools, with which it can run; else it has its own."""
         each = self._sharers[number]
-        for pool in pools:
-            limit = each.problem.limits[each.pools.index(pool)]
-            while each.counts.sum() < least and each.counts[each.pools.index(pool)] < limit:
+        least = max(each.problem.min_workers, 1)
+        for at, pool in ((each.pools.index(pool.name), pool.name) for pool in pools):
+            while each.counts.sum() < least and each.counts[at] < each.problem.limits[at]:
                 if self._free[pool] <= 0:
                     giver = self._giver(pool)
                     if giver is None:
                         break
                     self._move(giver, pool, -1)
                 self._add(number, pool, 1)
-        if each.counts.any() and each.runs:
-            self._look(number)
+        if each.counts.any() and each.runs(aim):
+            self._is_there(number)
             return True
-        self._stop(number)
+        self._give(each, each.counts - each.own)
+        each.counts = each.own.copy()
         return False
+
+    def _is_there(self, number: int) -> None:
+        each = self._sharers[number]
+        at = {pool.zone for pool, n in zip(each.problem.pools, each.counts, strict=True) if n}
+        self._begun.update(at.intersection(each.zones))
+        self._look(number)
 
     def _improved(self) -> bool:
         """Whether a node goes to who gains most by it."""
@@ -257,12 +291,10 @@ class _Sharing:
             heappop(heap)
         return heap[0] if heap else None
 
-    def _stop(self, number: int) -> None:
-        each = self._sharers[number]
-        for pool, n in zip(each.pools, each.counts, strict=True):
+    def _give(self, each: Sharer, counts: Numbers) -> None:
+        """So many nodes of a job's pools are free; or not, below 0."""
+        for pool, n in zip(each.pools, counts, strict=True):
             self._free[pool] += int(n)
-        each.counts = np.zeros_like(each.counts)
-        each.looks += 1
 
     def _move(self, number: int, pool: str, change: int) -> None:
         self._add(number, pool, change)
@@ -290,7 +322,3 @@ def _slow(pool: Pool) -> float:
 
 def _dear(pool: Pool) -> float:
     return pool.price / pool.samples_per_second
-
-
-def _has(each: Sharer, pool: str) -> bool:
-    return pool in each.pools and each.counts[each.pools.index(pool)] > 0

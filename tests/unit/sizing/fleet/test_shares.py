@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dev.night import examples
 from shoal.sizing.availability import Floats
 from shoal.sizing.fleet import FleetJob, FleetPlan, LogMean, Profile, ServerLoad, plan_fleet
+from shoal.sizing.fleet.floors import Floors
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.fleet.shares import Sharer, share
 from shoal.sizing.speed.model import fitted
@@ -181,10 +182,12 @@ def test_shares_of_many_stay_from_minute_to_minute_whatever_the_watch_says() -> 
 
 
 def test_of_many_jobs_those_in_time_have_what_they_need_and_each_other_has_a_share() -> None:
-    """Those with a deadline took all beyond what they need for it; those without one had no node."""
+    """Those with a deadline go first, in their order; those without one that came last had no node."""
     pools = [replace(STEADY, limit=60)]
     cheap = [job(f"cheap-{i}", pools=("steady",), samples_left=1e7) for i in range(4)]
-    bound = [fast(f"bound-{i}", samples_left=1.5e7, deadline_seconds=3600.0) for i in range(4)]
+    bound = [
+        fast(f"bound-{i}", samples_left=1.5e7, deadline_seconds=3600.0, prefer="MinCost") for i in range(4)
+    ]
     late = [fast(f"late-{i}", deadline_seconds=60.0, prefer="MinCost") for i in range(4)]
     free = [fast(f"free-{i}") for i in range(4)]
     found = plan_fleet(pools, [IDLE], [*cheap, *bound, *late, *free])
@@ -264,7 +267,7 @@ def test_shares_of_a_hundred_jobs_take_as_long_for_each_as_those_of_ten(
         one = job_problem(
             fast("a"), [replace(STEADY, limit=4 * number)], {"steady": 4 * number}, SPEEDS
         ).problem
-        shares = share([Sharer(fast(f"{i:03}"), one) for i in range(number)], {"steady": 4 * number})
+        shares = share([Sharer(fast(f"{i:03}"), one, {}) for i in range(number)], {"steady": 4 * number})
         assert {each["steady"] for each in shares.values()} == {4}
     assert looks[100] <= 10 * looks[10]
 
@@ -294,7 +297,7 @@ def test_a_cheap_job_among_many_has_no_more_than_it_needs_where_others_are_to_be
     """On spot nodes many workers cost it no more than few do."""
     pools = [replace(each, limit=30) for each in (SPOT, STEADY)]
     cheap = [job(f"cheap-{i}", samples_left=2e7, deadline_seconds=2 * 3600.0) for i in range(3)]
-    bound = [fast(f"bound-{i}", pools=("spot", "steady"), deadline_seconds=5400.0) for i in range(3)]
+    bound = [job(f"bound-{i}", samples_left=2e7, deadline_seconds=5400.0) for i in range(3)]
     late = [fast(f"late-{i}", prefer="MinCost", deadline_seconds=60.0) for i in range(3)]
     free = [fast(f"free-{i}", pools=("spot", "steady")) for i in range(6)]
     found = plan_fleet(pools, [IDLE], [*cheap, *bound, *late, *free]).jobs
@@ -303,3 +306,65 @@ def test_a_cheap_job_among_many_has_no_more_than_it_needs_where_others_are_to_be
     assert sum(workers.values()) == 60
     shares = [n for name, n in workers.items() if name.startswith("free")]
     assert max(shares) - min(shares) <= 1
+
+
+def test_many_jobs_in_time_keep_what_they_need_when_one_comes_that_is_to_be_fast() -> None:
+    """With a few nodes too few for all, it made all ten late: seven were in time without it."""
+    has = [5] * 7 + [1, 0, 0]
+    jobs = [
+        running(f"{i:02}", n, prefer="MinCost", samples_left=1.9e7, deadline_seconds=3600.0 + i)
+        for i, n in enumerate(has)
+    ]
+    pools = [replace(STEADY, limit=36)]
+    for number in (0, 1):
+        found = plan_fleet(pools, [IDLE], [*jobs, *(fast("fast", max_workers=1) for _ in range(number))])
+        assert sum(found.jobs[each.name].feasible for each in jobs) == 7
+        assert [counts(found)[each.name] for each in jobs[:7]] == has[:7]
+
+
+@pytest.mark.parametrize("number", [9, 12])
+def test_many_jobs_that_stay_in_one_zone_share_the_nodes_of_both(number: int) -> None:
+    """All began in the first zone, and one had all of the other."""
+    pools = [replace(STEADY, name=zone, zone=zone, limit=2 * number) for zone in ("a", "b")]
+    jobs = [fast(f"{i:02}", pools=("a", "b"), zone_policy="Same") for i in range(number)]
+    found = plan_fleet(pools, [IDLE], jobs).jobs
+    workers = [sum(each.counts.values()) for each in found.values()]
+    assert sum(workers) == 4 * number
+    assert min(workers) >= 3
+    assert all(min(each.counts.values()) == 0 for each in found.values())
+
+
+def test_many_running_jobs_keep_their_least_workers_whatever_their_budgets() -> None:
+    """Nodes of those whose budget nothing keeps were planned for others, who waited for ever."""
+    jobs = [
+        running(f"{i:02}", 2, budget_left=0.5 if i % 3 == 1 else None, least=2, min_workers=2)
+        for i in range(30)
+    ]
+    found = plan_fleet([replace(STEADY, limit=60)], [IDLE], jobs)
+    assert set(counts(found).values()) == {2}
+
+
+def test_many_new_jobs_share_nodes_whatever_their_budgets() -> None:
+    jobs = [fast(f"{i:02}", budget_left=0.01 if i % 3 == 1 else None) for i in range(12)]
+    found = plan_fleet([replace(STEADY, limit=48)], [IDLE], jobs)
+    assert min(counts(found).values()) >= 1
+    assert sum(counts(found).values()) == 48
+
+
+def test_the_least_workers_of_a_job_are_not_counted_on_in_nodes_of_which_another_has_its_share() -> None:
+    pools = [replace(STEADY, name="one", limit=1), replace(STEADY, name="two", limit=2)]
+    both = fast("both", pools=("one", "two"), planned={"one": 1, "two": 1})
+    first, third = fast("first", pools=("one",)), fast("third", pools=("two",))
+    floors, left = Floors([first, both, third], pools), {"one": 1, "two": 2}
+    floors.share(both, {"one": 1})
+    floors.share(third, {"two": 2})
+    assert floors.room(first, left)["one"] == 0
+    assert floors.room(both, left) == {"one": 1, "two": 0}
+
+
+def test_the_least_workers_of_a_job_are_on_demand_as_far_as_it_needs_such() -> None:
+    pools = [replace(SPOT, limit=4), replace(STEADY, limit=1)]
+    based = fast(
+        "based", pools=("spot", "steady"), planned={"spot": 2, "steady": 1}, on_demand_base=1, least=2
+    )
+    assert +Counter(Floors([based], pools).kept(based)) == {"spot": 1, "steady": 1}
