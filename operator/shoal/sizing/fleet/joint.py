@@ -26,7 +26,7 @@ __all__ = ["better_together"]
 
 SAME, MOST_TIMES = 1e-9, 1e3
 """What differs by no more is the same, and more times as much is no more than that: what is free, or never ends."""
-MOST_GROUPS = 16
+MOST_GROUPS = 3
 """A plan tries no more: for each job, a trade takes about as long as its plan alone."""
 
 
@@ -65,25 +65,23 @@ def _best(
 ) -> Sequence[Solved]:
     """What is carried out, or else the jobs' own plans, with all trades.
 
-    Where a group finds no trade, those that are late look for one singly, and leave half of the time to the others.
+    Of many jobs, groups trade until one finds no trade; where several that are late find none, one may.
     """
     best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
-    tried = {each.job.name for each in able if many and each.job.name in lost}
+    helped = {each.job.name for each in able if many and each.job.name in lost}
     if many and not late_of(able) and (runs := _kept(able, limits, given)):
         return runs
-    for number in range(MOST_GROUPS if many else 1):
-        if many and number == MOST_GROUPS // 2:
-            tried |= {each.job.name for each in late_of(best)}
-        traders = traders_of(best, given.pools, limits, tried, most)
-        if not traders:
-            break
+    for _ in range(MOST_GROUPS if many else 1):
+        traders = traders_of(best, given.pools, limits, helped, most)
         traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in best]
         late = late_of(traders)
-        if late and not traded and most > 1:
+        if traded:
+            helped |= {each.job.name for each in late}
+        elif len(late) > 1 and most > 1:
             most = 1
-        elif late or not traded:
-            tried |= {each.job.name for each in late or traders}
+        else:
+            break
     return _kept(best, limits, given) or best
 
 

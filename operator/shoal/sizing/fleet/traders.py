@@ -27,20 +27,20 @@ def traders_of(
     able: Sequence[Solved],
     pools: Sequence[FleetPool],
     limits: Mapping[str, int],
-    tried: Container[str],
+    helped: Container[str],
     most: int,
 ) -> Sequence[Solved]:
     """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
 
     Where nobody else has it, one that is late itself may, of the same priority. Where none misses its limits: all, if
     one pays more because of what others have; of many, some of those. `limits`: the nodes by pool that there are for
-    all of them. `tried`: jobs that need not be helped any more. `most`: how many are helped at once.
+    all of them. `helped`: jobs that need not be helped any more. `most`: how many are helped at once.
     """
-    late = [each for each in late_of(able) if each.job.name not in tried][:most]
+    late = [each for each in late_of(able) if each.job.name not in helped][:most]
     if not late and len(able) > MOST_TRADERS:
-        return _dearest([each for each in able if each.job.name not in tried], pools, _full(able, limits))
+        return _dearest([each for each in able if each.job.name not in helped], pools, _full(able, limits))
     if not late:
-        return able if not tried and _is_contended(able, pools, limits) else ()
+        return able if _is_contended(able, pools, limits) else ()
     full = _full(able, limits)
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
@@ -48,7 +48,7 @@ def traders_of(
         return sum(each.answer.counts.get(name, 0) for name in wanted)
 
     others = sorted((each for each in able if each.answer.feasible and has(each)), key=has, reverse=True)
-    room = max(MOST_TRADERS - len(late), MOST_TRADERS // 2)
+    room = MOST_TRADERS // 2 if most == 1 else max(MOST_TRADERS - len(late), MOST_TRADERS // 2)
     givers = others[:room]
     if not givers:
         number = Counter(each.job.priority for each in late)

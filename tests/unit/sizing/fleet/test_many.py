@@ -112,11 +112,14 @@ def test_a_plan_tries_no_more_groups_than_it_has_time_for(monkeypatch: pytest.Mo
 
 
 def test_each_of_many_jobs_that_others_make_late_gets_what_it_needs() -> None:
-    """The first four did, at every plan."""
+    """The first four did, at every plan; a plan tries no more groups once one and one job alone found nothing."""
     pools = [replace(SPOT, limit=36), replace(STEADY, limit=96)]
     flexible = [job(f"a{i}", deadline_seconds=3500.0) for i in range(6)]
     bound = [job(f"b{i}", pools=("spot",), deadline_seconds=3600.0) for i in range(6)]
-    found = plan_fleet(pools, [PROFILE], [*flexible, *bound]).jobs
+    jobs = [*flexible, *bound]
+    for _ in range(3):
+        found = plan_fleet(pools, [PROFILE], jobs).jobs
+        jobs = next_minute(jobs, found)
     assert {name: each.feasible for name, each in found.items() if not each.feasible} == {}
     assert sum(each.counts["spot"] for each in found.values()) <= 36
 
@@ -127,3 +130,21 @@ def test_a_job_that_is_late_anyway_keeps_no_other_from_trading() -> None:
     found = plan_fleet(pools, list(PROFILES.values()), [*jobs, late]).jobs
     assert [name for name, each in found.items() if not each.feasible] == ["late"]
     assert of(found, "gains") >= 8
+
+
+def test_jobs_that_stay_late_cost_no_more_trades_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen groups were tried in each minute, and found nothing: a plan took ten times as long."""
+    asked: list[int] = []
+
+    def counted(problems: Sequence[Problem], *more: Any) -> list[Plan] | None:
+        asked.append(len(problems))
+        return plan_together(problems, *more)
+
+    monkeypatch.setattr(joint, "plan_together", counted)
+    pools = [replace(STEADY, limit=40)]
+    jobs = [
+        job(f"{i:02}", pools=("steady",), samples_left=2.4e7, deadline_seconds=3600.0 + i) for i in range(16)
+    ]
+    found = plan_fleet(pools, [PROFILE], jobs).jobs
+    assert sum(not each.feasible for each in found.values()) > MOST_TRADERS
+    assert 0 < len(asked) <= 2
