@@ -1,5 +1,6 @@
 """Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left.
 
+Who is in time with what it runs goes first: those that wait have less slack, would take its nodes, and soon it theirs.
 Who is late with all nodes comes after those that may be in time, or one late job would make the next one late. Where
 that is dear, or leaves one without the nodes that it needs, they are planned together (`joint.py`).
 """
@@ -14,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from shoal.errors import Interrupted, UsageError
 from shoal.sizing.fleet.alone import Given, Solved, solve
 from shoal.sizing.fleet.answers import answer_of
@@ -25,7 +28,9 @@ from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.shares import Shares
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.answer import Plan
+from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.planner import exactly, nothing
+from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
@@ -36,7 +41,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-NOT_URGENT = True, math.inf
+NOT_URGENT = True, True, math.inf
 LATE = sys.float_info.max
 """The slack of a job that is late with all nodes: it leaves those that may be in time what they need, and goes before
 those without a deadline."""
@@ -109,8 +114,8 @@ def _planned(
     alone: dict[str, Solved] = {}
     urgency = {job.name: _otherwise(NOT_URGENT, _urgency, job, given) for job in jobs}
     order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
-    late = {name for name, (_, slack) in urgency.items() if slack == LATE}
-    last = {name for name, each in urgency.items() if each >= (False, LATE)}
+    late = {name for name, (*_, slack) in urgency.items() if slack == LATE}
+    last = {name for name, each in urgency.items() if each >= (True, False, LATE)}
     shares = _otherwise(None, Shares, order, given, last, late)
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
@@ -198,10 +203,11 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
     return replace(planned, found=found, answer=answer_of(planned.job, planned.one, found))
 
 
-def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
-    """Whether the job's speed was never measured; and the time to the deadline, over the least that the job takes.
+def _urgency(job: FleetJob, given: Given) -> tuple[bool, bool, float]:
+    """Whether a job is late with what it runs; whether its speed was never measured; and its slack.
 
-    What is known to need a pool goes before what is only thought to.
+    That is the time to the deadline, over the least that the job takes. What is known to need a pool goes before what
+    is only thought to.
     """
     if job.model is None or not job.has_work:
         return NOT_URGENT
@@ -209,15 +215,26 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
         one = given.problem(job, given.limits)
     except UsageError:
         return NOT_URGENT
+    behind = job.deadline_seconds is None or not _in_time(job, one.problem, job.deadline_seconds)
     samples = job.samples_left
     if samples is None and job.steps_left is not None:
         samples = job.steps_left * job.batch_size
     if job.deadline_seconds is None or samples is None:
-        return not one.measured, math.inf
+        return behind, not one.measured, math.inf
     rates = sorted(
         (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.nodes)),
         reverse=True,
     )
     fastest = sum(rates[: job.max_workers])
     slack = job.deadline_seconds * fastest / max(samples, 1.0)
-    return not one.measured, slack if slack >= 1 else LATE
+    return behind, not one.measured, slack if slack >= 1 else LATE
+
+
+def _in_time(job: FleetJob, problem: Problem, deadline: float) -> bool:
+    """Whether a job is surely in time with the workers that it has, or is on its way to."""
+    counts = [min(job.under_way.get(pool.name, 0), pool.nodes) for pool in problem.pools]
+    if not any(counts):
+        return False
+    column = np.array([counts], dtype=np.float64).T
+    evaluators = ElasticModel(problem, problem.objective.margin).evaluators()
+    return any(float(each(column).sure_seconds[0]) <= deadline for each in evaluators)

@@ -148,3 +148,30 @@ def test_jobs_that_stay_late_cost_no_more_trades_than_two(monkeypatch: pytest.Mo
     found = plan_fleet(pools, [PROFILE], jobs).jobs
     assert sum(not each.feasible for each in found.values()) > MOST_TRADERS
     assert 0 < len(asked) <= 2
+
+
+@pytest.mark.parametrize("number", [8, 10])
+def test_jobs_in_time_keep_their_nodes_from_minute_to_minute_where_they_are_too_few_for_all(
+    number: int,
+) -> None:
+    """Who waited had less slack than who trained, and took its nodes: all swapped, and fewer were in time."""
+    pools = [replace(STEADY, limit=20)]
+    jobs = [
+        job(f"{i:02}", pools=("steady",), samples_left=1.9e7, deadline_seconds=3600.0 + i)
+        for i in range(number)
+    ]
+    found = plan_fleet(pools, [PROFILE], jobs).jobs
+    in_time = {name: each.counts for name, each in found.items() if each.feasible}
+    assert 2 <= len(in_time) < number
+    for _ in range(3):
+        jobs = [
+            replace(
+                each,
+                samples_left=(each.samples_left or 0.0) - 60 * (found[each.name].samples_per_second or 0.0),
+                deadline_seconds=(each.deadline_seconds or 0.0) - 60,
+            )
+            for each in next_minute(jobs, found)
+        ]
+        found = plan_fleet(pools, [PROFILE], jobs).jobs
+        assert {name: each.counts for name, each in found.items() if name in in_time} == in_time
+        assert all(found[name].feasible for name in in_time)
