@@ -498,11 +498,8 @@ def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
     assert still == kept
 
 
-@pytest.mark.parametrize("seen_to_wait", [True, False])
-def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_at_work(
-    seen_to_wait: bool,
-) -> None:
-    """It was to move until one ran that was not made, as the worker before it had its place: both were paid for."""
+def moving() -> tuple[Pools, str, str]:
+    """A worker that trains while its successor waits for a node of another pool; the names of both."""
     world = auto(nodes={"b": 1, "od": 0}, replicas=1, maxSurge=1)
     world.propose({"b": 1})
     world.settle()
@@ -510,6 +507,15 @@ def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_a
     world.propose({"od": 1}, urgent=True)
     world.settle()
     [new] = (name for name in world.pods if "-worker-" in name and name != old)
+    return world, old, new
+
+
+@pytest.mark.parametrize("seen_to_wait", [True, False])
+def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_at_work(
+    seen_to_wait: bool,
+) -> None:
+    """It was to move until one ran that was not made, as the worker before it had its place: both were paid for."""
+    world, _, new = moving()
     world.propose({"b": 1}, urgent=True)
     if seen_to_wait:
         made = plan(world.observation())
@@ -525,13 +531,7 @@ def test_successor_that_runs_as_the_plan_goes_back_is_taken_back_from_a_worker_a
 
 def test_successor_that_runs_is_not_taken_back_from_a_worker_that_hangs() -> None:
     """Nobody trained until a third pod ran."""
-    world = auto(nodes={"b": 1, "od": 0}, replicas=1, maxSurge=1)
-    world.propose({"b": 1})
-    world.settle()
-    [old] = (name for name in world.pods if "-worker-" in name)
-    world.propose({"od": 1}, urgent=True)
-    world.settle()
-    [new] = (name for name in world.pods if "-worker-" in name and name != old)
+    world, old, new = moving()
     world.hush(old)
     for _ in range(5):
         world.tick(30.0)
