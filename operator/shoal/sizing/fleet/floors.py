@@ -45,6 +45,13 @@ class Floors:
         """The nodes that others leave to a job as its least ones."""
         return self._kept[job.name]
 
+    def keep(self, jobs: Sequence[FleetJob], left: Mapping[str, int]) -> None:
+        """Have each of these jobs leave the others what they have, as far as that is there."""
+        for job in jobs:
+            has, free = self._has[job.name], self.free([job], left)
+            if all(n <= free.get(pool, 0) for pool, n in has.items()):
+                self.share(job, has)
+
     def share(self, job: FleetJob, counts: Mapping[str, int]) -> None:
         """Have other jobs that share nodes leave these to a job, too."""
         self._shares[job.name] = Counter(counts) - self._kept[job.name]

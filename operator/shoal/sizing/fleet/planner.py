@@ -122,7 +122,12 @@ def _planned(
         for name in _used(job.holds(job.under_way)):
             first.setdefault((_model(job), name), job.name)
     floors = Floors(order, given.pools)
+    in_time = {name for name, (behind, *_) in urgency.items() if not behind}
     for job in order:
+        if job.name in in_time:  # none of them takes what another needs, only to end sooner
+            level = [each for each in order if each.priority == job.priority and each.name in in_time]
+            in_time -= {each.name for each in level}
+            floors.keep(level, left)
         if shares is not None:
             _otherwise(None, shares.leave, job, floors, left)
         elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}

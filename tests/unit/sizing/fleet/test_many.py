@@ -175,3 +175,20 @@ def test_jobs_in_time_keep_their_nodes_from_minute_to_minute_where_they_are_too_
         found = plan_fleet(pools, [PROFILE], jobs).jobs
         assert {name: each.counts for name, each in found.items() if name in in_time} == in_time
         assert all(found[name].feasible for name in in_time)
+
+
+@pytest.mark.parametrize(("small", "large", "nodes", "samples"), [(8, 2, 7, 2.7e7), (10, 1, 9, 3.4e7)])
+def test_who_is_in_time_takes_no_node_from_another_that_is(
+    small: int, large: int, nodes: int, samples: float
+) -> None:
+    """The first in the order took what others held, only to end sooner, and in the next minute they took it back."""
+    few = {"samples_left": 7e6, "running": {"steady": 2}}
+    many = {"samples_left": samples, "running": {"steady": nodes}}
+    jobs = [
+        job(f"{number:02}", pools=("steady",), prefer="MinTime", **each)
+        for number, each in enumerate([few] * small + [many] * large)
+    ]
+    room = sum(each.running["steady"] for each in jobs)
+    found = plan_fleet([replace(STEADY, limit=room)], [PROFILE], jobs).jobs
+    assert [found[each.name].counts for each in jobs] == [each.running for each in jobs]
+    assert all(each.feasible for each in found.values())
