@@ -132,9 +132,9 @@ class Client:
                 raise
             try:
                 self.api.delete(job.path, created["metadata"]["uid"] if created is not None else None)
-            except NotFound:
-                pass
-            except (ClusterError, KeyboardInterrupt):
+            except (ClusterError, KeyboardInterrupt) as kept:
+                if isinstance(kept, (NotFound, Refused)) and not isinstance(kept, Forbidden):
+                    raise error from None  # it is gone; what has its name now is another one
                 left = f"{made.name} may be there, without its code: shoal delete {made.name} -n {self.namespace}"
                 if isinstance(error, ClusterError):
                     raise type(error)(f"{str(error).rstrip('.')}. {left}") from error

@@ -177,8 +177,8 @@ class Job:
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
             found, stands = _for_a_person(status), status.standing(self._api.now())
-            what = (found.type, found.reason) if found is not None else (stands and "stands", "")
-            if any(what) and what != told:
+            what = (found.type, found.reason) if found is not None else stands and "it stands"
+            if what and what != told:
                 words = stands if found is None else f"{found.type}, {found.reason}: {found.message}"
                 log.warning(
                     "%s waits for somebody: %s. shoal explain %s says more",

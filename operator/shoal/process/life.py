@@ -96,12 +96,10 @@ def allow_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
+        # The kernel's own limit (fs.nr_open) may be below the hard one.
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
-        except (
-            ValueError,
-            OSError,
-        ) as error:  # the kernel's own limit (fs.nr_open) may be below the hard one
+        except (ValueError, OSError) as error:
             logger.warning("the limit of open files stays %d: %s", soft, error)
 
 

@@ -326,9 +326,10 @@ def test_a_job_that_somebody_else_made_meanwhile_is_not_deleted(tmp_path: Path) 
 
     api.create = replaced  # type: ignore[method-assign]
     api.fails["POST", "configmaps"] = Unavailable("nobody answers")
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable) as found:
         client_of(api).submit(f"{tmp_path}/a.py:job", storage="ephemeral", name="digits")
     assert api.names() == ["TrainingJob/digits"]
+    assert "shoal delete" not in str(found.value), "it is not this user's"
 
 
 def test_who_may_read_only_some_jobs_is_told_that_one_is_not_there() -> None:
