@@ -120,8 +120,7 @@ class Story:
         world.server.on_change.append(self._plans)
         world.watchers.append(self._look)
         last = max(job.begins_at + job.deadline for job in scenario.jobs)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             for job in sorted(scenario.jobs, key=lambda job: job.begins_at):
                 await asyncio.sleep(max(0.0, job.begins_at - now()))
                 self._apply(job.name)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import looptime
 
+P = ParamSpec("P")
 T = TypeVar("T")
 BEGIN = datetime(2026, 3, 2, 8, tzinfo=UTC)
 
@@ -64,3 +66,13 @@ def stamp() -> str:
 def later(seconds: float) -> str:
     """The wall clock in so many seconds."""
     return (wall() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def played(story: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """A test that is a story of its own."""
+
+    @functools.wraps(story)
+    def test(*arguments: P.args, **fixtures: P.kwargs) -> T:
+        return play(lambda: story(*arguments, **fixtures))
+
+    return test

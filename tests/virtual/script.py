@@ -155,8 +155,7 @@ async def _script(trouble: Trouble, life: Life) -> Told:
 
     world.server.lag = lag
     watch_slots(world)
-    async with world.living():
-        world.replica("a")
+    async with world.living("a"):
         await life(world)
         await world.quiet(QUIET_SECONDS)
         used = world.job().status.pool_usage

@@ -192,8 +192,7 @@ def test_webhook_that_takes_labels_from_new_pods_is_told_and_not_fought() -> Non
         end = _mutate(
             world, "pods", "POST", lambda body: body["metadata"]["labels"].update({"shoal.dev/job": "other"})
         )
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.apply()
             await asyncio.sleep(30.0)
             counted.sent.clear()

@@ -131,8 +131,7 @@ class Chaos:
         watch_slots(world)
         world.server.lag = self._lag
         world.watchers.append(self.judge.look)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.replica("b")
             self._apply()
             if self.has_guest:

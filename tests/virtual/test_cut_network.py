@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shoal.errors import Unavailable
-from tests.virtual.loop import play
+from tests.virtual.loop import play, played
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
@@ -20,8 +20,7 @@ def test_no_healthy_pod_is_replaced_when_all_nodes_are_heard_again(seconds: floa
     async def story() -> None:
         world = World(lambda _: Truth(samples=1e9))
         world.nodes(9, 3)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             for name in jobs:
                 world.apply(name)
             await world.until(
@@ -51,30 +50,26 @@ def test_no_healthy_pod_is_replaced_when_all_nodes_are_heard_again(seconds: floa
 
 
 @pytest.mark.parametrize("seconds", [58, 75])
-def test_no_pod_goes_from_a_third_of_the_nodes_that_is_not_heard_for_a_while(seconds: float) -> None:
+@played
+async def test_no_pod_goes_from_a_third_of_the_nodes_that_is_not_heard_for_a_while(seconds: float) -> None:
     """Neither the operator deletes one nor Kubernetes: servers and workers are heard by the coordinator, and work."""
-
-    async def story() -> None:
-        world = World(lambda _: Truth(samples=1e9))
-        world.nodes(9, 3)
-        async with world.living():
-            world.replica("a")
-            world.apply()
-            await world.until(lambda: world.job().status.workers.ready == 3, 200, "it trains")
-            sent, pods = len(world.server.sent), set(world.cluster.processes)
-            servers = {p.machine.name for p in world.cluster.processes.values() if p.role == "ps"}
-            others = [name for name in world.cluster.machines if name not in servers]
-            workers = [p.machine.name for p in world.cluster.processes.values() if p.role == "worker"]
-            cut = [*servers, *sorted(others, key=lambda name: name not in workers)[: 4 - len(servers)]]
-            for machine in cut:
-                world.cluster.disconnect(machine)
-            await asyncio.sleep(seconds)
-            for machine in cut:
-                world.cluster.reconnect(machine)
-            await asyncio.sleep(60)
-            assert [each.verb for each in world.server.sent[sent:] if each.key[0] == "pods"] == []
-            assert set(world.cluster.processes) == pods
-            status = world.job().status
-            assert (status.parameter_servers.restarts, status.restarts.disruptions) == (0, 0)
-
-    play(story)
+    world = World(lambda _: Truth(samples=1e9))
+    world.nodes(9, 3)
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, 200, "it trains")
+        sent, pods = len(world.server.sent), set(world.cluster.processes)
+        servers = {p.machine.name for p in world.cluster.processes.values() if p.role == "ps"}
+        others = [name for name in world.cluster.machines if name not in servers]
+        workers = [p.machine.name for p in world.cluster.processes.values() if p.role == "worker"]
+        cut = [*servers, *sorted(others, key=lambda name: name not in workers)[: 4 - len(servers)]]
+        for machine in cut:
+            world.cluster.disconnect(machine)
+        await asyncio.sleep(seconds)
+        for machine in cut:
+            world.cluster.reconnect(machine)
+        await asyncio.sleep(60)
+        assert [each.verb for each in world.server.sent[sent:] if each.key[0] == "pods"] == []
+        assert set(world.cluster.processes) == pods
+        status = world.job().status
+        assert (status.parameter_servers.restarts, status.restarts.disruptions) == (0, 0)

@@ -89,8 +89,7 @@ def fresh(spec: str) -> End:
 
     async def story() -> End:
         world = new_world()
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.apply(**json.loads(spec))
             await settled(world)
             return End.of(world, json.loads(spec))
@@ -171,8 +170,7 @@ def changed_and_back(base: Json, change: Change, *, suspended: bool = False) -> 
 
     async def story() -> list[End]:
         world, ends = new_world(), []
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.apply(**base)
             await settled(world)
             for before, after in ((base, change.of(base)), (change.of(base), base)):
@@ -219,8 +217,7 @@ def test_sequence_of_changes_ends_as_a_fresh_job(seed: int) -> None:
     async def story() -> End:
         world = new_world()
         spec = base
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.apply(**base)
             for _ in range(8):
                 await asyncio.sleep(chance.choice([0.0, 0.3, 2.0, 20.0]))

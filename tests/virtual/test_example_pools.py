@@ -74,8 +74,7 @@ def test_the_deadline_and_the_budget_are_kept(platform: str) -> None:
             world.server.store(("capacitypools", "", pool["metadata"]["name"]), pool)
             cluster.shops[pool["metadata"]["name"]] = shop(pool)
         world.watchers.append(look)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             world.server.store(("trainingjobs", "team", name), job)
             await world.until(
                 lambda: phase() in {"Succeeded", "Failed"}, objective["deadlineSeconds"], "the end"

@@ -29,8 +29,7 @@ async def _blip() -> None:
     world.cluster.start_seconds = lambda _process: (
         8.0
     )  # so long, the coordinator does not hear of the new one
-    async with world.living():
-        world.replica("a")
+    async with world.living("a"):
         world.apply(workers={"replicas": 1, "maxReplicas": 1})
         await world.until(lambda: world.pod_at("worker", 0) is not None, what="the worker runs")
         pod: Any = world.pod_at("worker", 0)
@@ -71,8 +70,7 @@ def test_pod_that_works_stays_though_its_node_is_registered_again(role: str, bef
 async def _registered_again(role: str, before: bool) -> None:
     world = World(lambda _uid: Truth(samples=1e9), step_seconds=2.0)  # pods are collected later
     world.nodes(3, 1)
-    async with world.living():
-        world.replica("a")
+    async with world.living("a"):
         world.apply()
         await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
         await asyncio.sleep(60.0)

@@ -55,8 +55,7 @@ def test_a_job_with_long_evaluations_is_predicted_at_half_and_before_its_first_s
             world.cluster.add(Machine(f"own-{number}", {"pool": "own", "accelerator": "T4"}))
         body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": "own"}, "spec": POOL}
         world.server.store(("capacitypools", "", "own"), body)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             apply(world, "first")
             await world.until(lambda: progress(world) >= 50, 4000, "half is trained")
             await asyncio.sleep(35)  # a plan

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.api.labels import JOB, place_in
 from tests.virtual.cluster import SPOT, Machine
-from tests.virtual.loop import play, stamp
+from tests.virtual.loop import played, stamp
 from tests.virtual.server import Faults, Json, Key
 from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
@@ -69,32 +69,26 @@ class QueueWorld(World):
 
 
 @MODES
-def test_worker_that_is_lost_beside_queued_ones_is_made_again(mode: str) -> None:
+@played
+async def test_worker_that_is_lost_beside_queued_ones_is_made_again(mode: str) -> None:
     """Another job has the nodes of these: there was no room for it, for ever, and the pool's new node stood idle."""
-
-    async def story() -> None:
-        world = QueueWorld(lambda job, index: job == "first" and index >= 8, nodes=10, limit=10)
-        async with world.living():
-            world.replica("a")
-            world.queue("first", 10, mode)
-            await world.until(lambda: world.ready("first") == 8, 200, "all run that the queue lets go")
-            world.queue("second", 2, "Manual")
-            await world.until(
-                lambda: world.ready("second") == 2, 200, "the other has the nodes of those in the queue"
+    world = QueueWorld(lambda job, index: job == "first" and index >= 8, nodes=10, limit=10)
+    async with world.living("a"):
+        world.queue("first", 10, mode)
+        await world.until(lambda: world.ready("first") == 8, 200, "all run that the queue lets go")
+        world.queue("second", 2, "Manual")
+        await world.until(
+            lambda: world.ready("second") == 2, 200, "the other has the nodes of those in the queue"
+        )
+        for number in range(2):
+            pods = (
+                pod for pod in world.server.all("pods") if pod["metadata"]["name"].startswith("first-worker")
             )
-            for number in range(2):
-                pods = (
-                    pod
-                    for pod in world.server.all("pods")
-                    if pod["metadata"]["name"].startswith("first-worker")
-                )
-                node = next(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
-                world.cluster.notice(node)
-                world.cluster.add(Machine(f"new-{number}", {**SPOT, "pool": "a"}))
-                await asyncio.sleep(300)
-            assert world.ready("first") == 8
-
-    play(story)
+            node = next(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
+            world.cluster.notice(node)
+            world.cluster.add(Machine(f"new-{number}", {**SPOT, "pool": "a"}))
+            await asyncio.sleep(300)
+        assert world.ready("first") == 8
 
 
 class _Slow(Faults):
@@ -106,22 +100,20 @@ class _Slow(Faults):
 
 
 @MODES
-def test_no_node_is_bought_for_a_job_whose_pods_a_queue_holds_back_while_they_are_made(mode: str) -> None:
+@played
+async def test_no_node_is_bought_for_a_job_whose_pods_a_queue_holds_back_while_they_are_made(
+    mode: str,
+) -> None:
     """A job that began so had its nodes bought, up to its size, which then were kept for ten minutes."""
-
-    async def story() -> None:
-        world = QueueWorld(lambda _job, _index: True, nodes=0, limit=100, faults=_Slow())
-        async with world.living():
-            world.replica("a")
-            await asyncio.sleep(10)
-            world.queue("first", 100, mode)
-            bought = set[int]()
-            for _ in range(300):
-                await asyncio.sleep(0.1)
-                pool = world.server.objects["capacitypools", "", "a"]
-                bought.add(pool.get("status", {}).get("recommended", {}).get("nodes", 0))
-            pods = [pod for pod in world.server.all("pods") if "-worker-" in pod["metadata"]["name"]]
-            assert len(pods) == 100
-            assert bought == {0}
-
-    play(story)
+    world = QueueWorld(lambda _job, _index: True, nodes=0, limit=100, faults=_Slow())
+    async with world.living("a"):
+        await asyncio.sleep(10)
+        world.queue("first", 100, mode)
+        bought = set[int]()
+        for _ in range(300):
+            await asyncio.sleep(0.1)
+            pool = world.server.objects["capacitypools", "", "a"]
+            bought.add(pool.get("status", {}).get("recommended", {}).get("nodes", 0))
+        pods = [pod for pod in world.server.all("pods") if "-worker-" in pod["metadata"]["name"]]
+        assert len(pods) == 100
+        assert bought == {0}

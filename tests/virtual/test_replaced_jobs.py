@@ -56,8 +56,7 @@ def replaced(run: str | None, pause: float, *, lost: bool) -> Replacement:
             return str(made["metadata"]["uid"])
 
         world.watchers.append(look)
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             first = world.trainers.runs[await one()]
             trained, saved = first.done, first.saved
             world.server.remove(("trainingjobs", "team", "digits"))

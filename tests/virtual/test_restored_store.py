@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal.errors import StoreWentBack
-from tests.virtual.loop import play
+from tests.virtual.loop import played
 from tests.virtual.server import ApiServer
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
@@ -46,50 +46,43 @@ def assert_began_anew(world: World) -> None:
 
 
 @pytest.mark.parametrize("bump", BUMPS)
-def test_operator_obeys_after_a_restore(bump: int) -> None:
-    async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e12))
-        world.nodes(5, 3)
-        server = world.server
-        async with world.living():
-            world.replica("a")
-            world.apply()
-            await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
-            await world.quiet()
-            restore, version = backup_of(server), server.version
-            await asyncio.sleep(300)
-            assert server.version > 2 * version
-            restore(bump)
-            await asyncio.sleep(120)
-            world.edit(suspend=True)
-            await world.until(lambda: world.job().status.phase == "Suspended", what="it is suspended")
-            assert_began_anew(world)
-
-    play(story)
+@played
+async def test_operator_obeys_after_a_restore(bump: int) -> None:
+    world = World(lambda _uid: Truth(samples=1e12))
+    world.nodes(5, 3)
+    server = world.server
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await world.quiet()
+        restore, version = backup_of(server), server.version
+        await asyncio.sleep(300)
+        assert server.version > 2 * version
+        restore(bump)
+        await asyncio.sleep(120)
+        world.edit(suspend=True)
+        await world.until(lambda: world.job().status.phase == "Suspended", what="it is suspended")
+        assert_began_anew(world)
 
 
 @pytest.mark.parametrize("bump", BUMPS)
-def test_job_that_was_suspended_after_the_backup_trains_again(bump: int) -> None:
+@played
+async def test_job_that_was_suspended_after_the_backup_trains_again(bump: int) -> None:
     """Neither it nor its pods, which are there again, were seen: nothing was sent any more."""
-
-    async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e12))
-        world.nodes(5, 3)
-        async with world.living():
-            world.replica("a")
-            world.apply()
-            await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
-            await world.quiet()
-            restore = backup_of(world.server)
-            world.edit(suspend=True)
-            await world.until(lambda: world.job().status.phase == "Suspended", what="it is suspended")
-            await asyncio.sleep(300)
-            restore(bump)
-            before = len(world.server.sent)
-            await asyncio.sleep(600)
-            assert world.job().status.phase == "Running"
-            told = [each.status for each in world.server.sent[before:] if each.key[0] == "trainingjobs"]
-            assert 200 in told
-            assert_began_anew(world)
-
-    play(story)
+    world = World(lambda _uid: Truth(samples=1e12))
+    world.nodes(5, 3)
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await world.quiet()
+        restore = backup_of(world.server)
+        world.edit(suspend=True)
+        await world.until(lambda: world.job().status.phase == "Suspended", what="it is suspended")
+        await asyncio.sleep(300)
+        restore(bump)
+        before = len(world.server.sent)
+        await asyncio.sleep(600)
+        assert world.job().status.phase == "Running"
+        told = [each.status for each in world.server.sent[before:] if each.key[0] == "trainingjobs"]
+        assert 200 in told
+        assert_began_anew(world)

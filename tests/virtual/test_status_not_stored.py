@@ -10,7 +10,7 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from tests.virtual.loop import play
+from tests.virtual.loop import play, played
 from tests.virtual.script import watch_slots
 from tests.virtual.server import Client, Faults
 from tests.virtual.trainer import Truth
@@ -125,68 +125,60 @@ def test_slot_whose_loss_cannot_be_recorded_is_replaced_once_whoever_leads() -> 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_of_a_job_that_cannot_be_read_nothing_is_made(restarted: bool) -> None:
+@played
+async def test_of_a_job_that_cannot_be_read_nothing_is_made(restarted: bool) -> None:
     """It says so, and does: whether the operator has known an earlier state of it or not."""
-
-    async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9))
-        async with world.living():
-            replica = await _training(world)
-            before = _made(world)
-            elasticity = world.server.objects[JOB]["spec"].get("elasticity", {})
-            _spec(world, elasticity={**elasticity, "mode": "Future"})
-            if restarted:
-                await replica.kill()
-                replica.start()
-            await asyncio.sleep(10.0)
-            await _lose(world, 0)
-            server = world.pod_at("ps", 0)
-            assert server is not None
-            world.server.delete(("pods", "team", server["metadata"]["name"]))
-            await asyncio.sleep(150.0)
-            assert _made(world) == before
-            stalled = next(
-                c for c in world.server.objects[JOB]["status"]["conditions"] if c["type"] == "Stalled"
-            )
-            assert (stalled["status"], stalled["reason"]) == ("True", "Unreadable")
-            assert "no lost pod is replaced" in stalled["message"]
-            _spec(world, elasticity=elasticity)
-            await world.until(
-                lambda: (
-                    (world.job().status.workers.ready, world.job().status.parameter_servers.ready) == (3, 1)
-                ),
-                150.0,
-                "all is replaced",
-            )
-
-    play(story)
+    world = World(lambda _uid: Truth(samples=1e9))
+    async with world.living():
+        replica = await _training(world)
+        before = _made(world)
+        elasticity = world.server.objects[JOB]["spec"].get("elasticity", {})
+        _spec(world, elasticity={**elasticity, "mode": "Future"})
+        if restarted:
+            await replica.kill()
+            replica.start()
+        await asyncio.sleep(10.0)
+        await _lose(world, 0)
+        server = world.pod_at("ps", 0)
+        assert server is not None
+        world.server.delete(("pods", "team", server["metadata"]["name"]))
+        await asyncio.sleep(150.0)
+        assert _made(world) == before
+        stalled = next(c for c in world.server.objects[JOB]["status"]["conditions"] if c["type"] == "Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "Unreadable")
+        assert "no lost pod is replaced" in stalled["message"]
+        _spec(world, elasticity=elasticity)
+        await world.until(
+            lambda: (world.job().status.workers.ready, world.job().status.parameter_servers.ready) == (3, 1),
+            150.0,
+            "all is replaced",
+        )
 
 
-def test_job_whose_status_is_not_there_for_a_while_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@played
+async def test_job_whose_status_is_not_there_for_a_while_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So answers a CRD without its subresource, as an older one or one that somebody edited. The job was taken for
     deleted until the operator was started again, though each list had it: no lost pod of it was replaced."""
+    world = World(lambda _uid: Truth(samples=1e9))
+    async with world.living():
+        await _training(world)
+        handle, asked = world.server.handle, []
 
-    async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9))
-        async with world.living():
-            await _training(world)
-            handle, asked = world.server.handle, []
+        def without_statuses(who: str, verb: str, path: str, *more: Any) -> Answer:
+            if path.endswith("/trainingjobs/digits/status"):
+                asked.append(path)
+                return Answer(
+                    404, b'{"reason": "NotFound", "message": "trainingjobs \\"digits\\" not found"}'
+                )
+            return handle(who, verb, path, *more)
 
-            def without_statuses(who: str, verb: str, path: str, *more: Any) -> Answer:
-                if path.endswith("/trainingjobs/digits/status"):
-                    asked.append(path)
-                    return Answer(
-                        404, b'{"reason": "NotFound", "message": "trainingjobs \\"digits\\" not found"}'
-                    )
-                return handle(who, verb, path, *more)
-
-            monkeypatch.setattr(world.server, "handle", without_statuses)
-            await _lose(world, 0)
-            await asyncio.sleep(600.0)
-            assert 2 <= len(asked) < 100, "it is tried again, ever less often"
-            monkeypatch.setattr(world.server, "handle", handle)
-            await _lose(world, 1)
-            await world.until(lambda: world.job().status.workers.ready == 3, 150.0, "all train")
-            await world.until(lambda: world.job().status.restarts.disruptions == 2, 150.0, "both are counted")
-
-    play(story)
+        monkeypatch.setattr(world.server, "handle", without_statuses)
+        await _lose(world, 0)
+        await asyncio.sleep(600.0)
+        assert 2 <= len(asked) < 100, "it is tried again, ever less often"
+        monkeypatch.setattr(world.server, "handle", handle)
+        await _lose(world, 1)
+        await world.until(lambda: world.job().status.workers.ready == 3, 150.0, "all train")
+        await world.until(lambda: world.job().status.restarts.disruptions == 2, 150.0, "both are counted")

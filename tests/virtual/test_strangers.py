@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.virtual.loop import play, stamp
+from tests.virtual.loop import played, stamp
 from tests.virtual.server import Json
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
@@ -38,25 +38,22 @@ def _stranger(world: World, role: str, incarnation: int) -> Json:
 
 
 @pytest.mark.parametrize("ahead", [1, 7])
-def test_pods_of_a_job_are_not_deleted_for_them(ahead: int) -> None:
-    async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9))
-        world.nodes(6, 2)
-        async with world.living():
-            world.replica("a")
-            world.apply()
-            await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
-            await asyncio.sleep(40.0)
-            service = world.server.objects["services", "team", "digits-ps-0"]
-            for role in ("ps", "worker"):
-                _stranger(world, role, ahead)
-            await asyncio.sleep(60.0)
-            theirs = {f"digits-{role}-0-{ahead}" for role in ("ps", "worker")}
-            deleted = {s.key[2] for s in world.server.sent if (s.verb, s.key[0]) == ("DELETE", "pods")}
-            assert deleted <= theirs
-            assert world.server.objects["services", "team", "digits-ps-0"] == service
-            status = world.job().status
-            assert (status.restarts.disruptions, status.parameter_servers.restarts) == (0, 0)
-            assert (status.workers.ready, status.parameter_servers.ready) == (3, 1)
-
-    play(story)
+@played
+async def test_pods_of_a_job_are_not_deleted_for_them(ahead: int) -> None:
+    world = World(lambda _uid: Truth(samples=1e9))
+    world.nodes(6, 2)
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await asyncio.sleep(40.0)
+        service = world.server.objects["services", "team", "digits-ps-0"]
+        for role in ("ps", "worker"):
+            _stranger(world, role, ahead)
+        await asyncio.sleep(60.0)
+        theirs = {f"digits-{role}-0-{ahead}" for role in ("ps", "worker")}
+        deleted = {s.key[2] for s in world.server.sent if (s.verb, s.key[0]) == ("DELETE", "pods")}
+        assert deleted <= theirs
+        assert world.server.objects["services", "team", "digits-ps-0"] == service
+        status = world.job().status
+        assert (status.restarts.disruptions, status.parameter_servers.restarts) == (0, 0)
+        assert (status.workers.ready, status.parameter_servers.ready) == (3, 1)

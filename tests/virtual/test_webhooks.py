@@ -35,8 +35,7 @@ async def _applied(webhook: Webhook) -> AsyncIterator[World]:
     """A job was applied, where there is room for it."""
     world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
     world.nodes(3, 1)
-    async with world.living():
-        world.replica("a")
+    async with world.living("a"):
         world.apply()
         yield world
 
@@ -100,8 +99,7 @@ def test_namespace_whose_webhook_times_out_keeps_no_job_of_another_from_training
         world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
         world.nodes(3, 1)
         world.server.namespaces["slow"] = "Active"
-        async with world.living():
-            world.replica("a")
+        async with world.living("a"):
             for number in range(20):
                 world.apply(f"slow-{number}", "slow")
             await asyncio.sleep(60.0)

@@ -136,9 +136,11 @@ class World:
         self.over = False
 
     @asynccontextmanager
-    async def living(self) -> AsyncIterator[None]:
-        """Time passes in the cluster while this is open."""
+    async def living(self, *replicas: str) -> AsyncIterator[None]:
+        """Time passes in the cluster while this is open, and these replicas of the operator run in it."""
         task = asyncio.create_task(self._live())
+        for name in replicas:
+            self.replica(name)
         try:
             yield
             if task.done():

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from shoal.api.events import Event
 from shoal.api.kube import DisruptionBudget, Pod, Service
@@ -301,6 +301,11 @@ class Rig:
     def job(self) -> TrainingJob:
         """The job in the cluster."""
         return TrainingJob.model_validate(self.cluster.objects[JOB_PATH])
+
+    def applied(self) -> Self:
+        """This rig, with a job."""
+        self.apply()
+        return self
 
     def apply(self, *, labels: dict[str, str] | None = None, **spec: Any) -> TrainingJob:
         whole = {

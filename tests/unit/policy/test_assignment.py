@@ -42,8 +42,7 @@ def wait(world: Pools, seconds: float, step: float = 30.0) -> Counter[str]:
 @pytest.mark.parametrize("hours", [0, 1])
 def test_a_worker_of_an_old_job_falls_back_and_stays_until_it_is_time_to_return(hours: int) -> None:
     """After `returnAfterSeconds` it was sent back to spot before its on-demand node had come, for ever."""
-    world = spot_and_on_demand({"a": 2, "od": 4}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = spot_and_on_demand({"a": 2, "od": 4}, replicas=2, fallback=FALLBACK).settled()
     world.now += timedelta(hours=hours)
     lose_node(world, "a-1")
     told = wait(world, 400)
@@ -86,8 +85,7 @@ def test_a_worker_that_got_its_spot_node_as_it_fell_back_stays_unless_its_succes
 ) -> None:
     """While it pulled its image it was deleted, and its node stood idle beside one on demand. Also in a pool that is
     exhausted, as it is after so long a wait: there it had no home any more."""
-    world = spot_and_on_demand({"a": 0, "od": 0}, replicas=1, fallback=FALLBACK)
-    world.settle()
+    world = spot_and_on_demand({"a": 0, "od": 0}, replicas=1, fallback=FALLBACK).settled()
     [first] = (name for name in world.pods if "-worker-" in name)
     actions = recorded_alone(world, "FellBack")
     if successor != "is to be made":
@@ -115,8 +113,7 @@ def test_a_worker_at_work_stays_in_its_pool_though_it_was_recorded_as_outdated_w
     rest: str,
 ) -> None:
     """It moved to an on-demand node."""
-    world = spot_and_on_demand({"a": 0, "od": 1}, replicas=1)
-    world.settle()
+    world = spot_and_on_demand({"a": 0, "od": 1}, replicas=1).settled()
     [first] = (name for name in world.pods if "-worker-" in name)
     world.manifest["spec"]["workers"]["template"] = {"metadata": {"labels": {"x": "y"}}}
     world.manifest["metadata"]["generation"] = 2
@@ -130,8 +127,7 @@ def test_a_worker_at_work_stays_in_its_pool_though_it_was_recorded_as_outdated_w
 
 
 def test_no_worker_returns_that_does_not_run_yet() -> None:
-    world = spot_and_on_demand({"a": 2, "od": 0}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = spot_and_on_demand({"a": 2, "od": 0}, replicas=2, fallback=FALLBACK).settled()
     world.now += timedelta(hours=1)
     lose_node(world, "a-1")
     wait(world, 3600)
@@ -142,8 +138,7 @@ def test_no_worker_returns_that_does_not_run_yet() -> None:
 
 
 def test_no_worker_returns_while_another_one_waits_for_a_spot_node() -> None:
-    world = spot_and_on_demand({"a": 2, "od": 1}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = spot_and_on_demand({"a": 2, "od": 1}, replicas=2, fallback=FALLBACK).settled()
     lose_node(world, "a-1")
     wait(world, 1980)  # one is on demand, and in two minutes it is time
     assert world.by_pool() == {"a": 1, "od": 1}
@@ -162,8 +157,7 @@ def test_the_base_waits_in_an_exhausted_pool_and_does_not_leave_it_again_and_aga
 
 
 def test_a_lost_worker_of_the_base_is_made_anew_once_while_its_pool_is_exhausted() -> None:
-    world = spot_and_on_demand({"a": 4, "od": 1}, replicas=3, onDemandBase=1)
-    world.settle()
+    world = spot_and_on_demand({"a": 4, "od": 1}, replicas=3, onDemandBase=1).settled()
     assert world.by_pool() == {"a": 2, "od": 1}
     lose_node(world, "od-0")
     world.pools["od"] = pool("od", "OnDemand", status=EXHAUSTED)

@@ -258,8 +258,7 @@ def pool_of(world: World, name: str) -> str:
 
 
 def test_a_server_that_waits_goes_to_the_pool_that_the_edited_spec_names() -> None:
-    world = servers_of("od-a", nodes={"od-b": 1})
-    world.settle()
+    world = servers_of("od-a", nodes={"od-b": 1}).settled()
     world.manifest["spec"]["parameterServers"]["pools"] = ["od-b"]
     world.settle()
     assert live(world) == ["digits-ps-0-1"]
@@ -267,8 +266,7 @@ def test_a_server_that_waits_goes_to_the_pool_that_the_edited_spec_names() -> No
 
 
 def test_a_server_that_waits_for_an_exhausted_pool_tries_the_next_one() -> None:
-    world = servers_of("od-a", "od-b", replicas=2, nodes={"od-a": 1, "od-b": 2})
-    world.settle()
+    world = servers_of("od-a", "od-b", replicas=2, nodes={"od-a": 1, "od-b": 2}).settled()
     waits = next(name for name, each in world.pods.items() if each["status"]["phase"] == "Pending")
     exhaust(world, "od-a")
     for _ in range(12):
@@ -284,8 +282,7 @@ def test_a_server_that_waits_for_an_exhausted_pool_tries_the_next_one() -> None:
 
 
 def test_a_server_stays_in_its_pool_while_no_other_is_better() -> None:
-    world = servers_of("od-a", "od-b")
-    world.settle()
+    world = servers_of("od-a", "od-b").settled()
     exhaust(world, "od-a")
     world.settle()
     assert [pool_of(world, name) for name in live(world)] == ["od-b"]
@@ -312,8 +309,7 @@ def test_a_server_stays_in_an_exhausted_pool_of_which_it_waits_for_no_node(why: 
 
 
 def test_a_server_that_waits_stays_while_its_pools_cannot_be_read() -> None:
-    world = servers_of("od-a")
-    world.settle()
+    world = servers_of("od-a").settled()
     del world.pools["od-a"]
     world.settle()
     assert live(world) == ["digits-ps-0-0"]
@@ -348,8 +344,7 @@ def failing(world: World, times: int) -> None:
 def test_a_pod_that_waits_runs_on_a_node_that_is_excluded_no_longer() -> None:
     """It was made while the node was excluded, and avoided it for ever: there is no other."""
     rule = {"failuresBeforeExclude": 2, "cooldownSeconds": 600}
-    world = Avoiding(pool("a", limit=1), nodes={"a": 1}, replicas=1, nodeExclusion=rule)
-    world.settle()
+    world = Avoiding(pool("a", limit=1), nodes={"a": 1}, replicas=1, nodeExclusion=rule).settled()
     failing(world, 2)
     assert world.by_pool() == {}
     number = len(world.created)
@@ -363,8 +358,7 @@ def test_a_pod_that_waits_runs_on_a_node_that_is_excluded_no_longer() -> None:
 
 def test_pods_that_wait_are_not_made_anew_for_each_node_that_is_excluded() -> None:
     rule = {"failuresBeforeExclude": 1, "cooldownSeconds": 600}
-    world = Avoiding(pool("a"), nodes={"a": 3}, replicas=6, nodeExclusion=rule)
-    world.settle()
+    world = Avoiding(pool("a"), nodes={"a": 3}, replicas=6, nodeExclusion=rule).settled()
     waiting = {name for name, each in world.pods.items() if each["status"]["phase"] == "Pending"}
     failing(world, 1)
     failing(world, 1)

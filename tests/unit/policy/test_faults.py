@@ -85,8 +85,7 @@ def test_incarnation_is_never_used_twice(first: int, second: int) -> None:
 
 def test_pod_that_is_gone_before_it_is_recorded_is_not_made_again() -> None:
     """By the same leader: its watch told it."""
-    world = World()
-    world.settle()
+    world = World().settled()
     world.vanish("digits-worker-1-0")
     world.asked |= {"digits-worker-1-0", "digits-worker-1-1"}
     assert "digits-worker-1-2" in {getattr(each, "name", "") for each in world.reconcile().actions}
@@ -206,8 +205,7 @@ def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], serv
     )
 )
 def test_each_lost_worker_is_counted_exactly_once(faults: list[tuple[str, int]]) -> None:
-    world = World(surge=2)
-    world.settle()
+    world = World(surge=2).settled()
     for fault, number in faults:
         do(world, fault, number)
         world.reconcile()
@@ -221,8 +219,7 @@ def test_each_lost_worker_is_counted_exactly_once(faults: list[tuple[str, int]])
 @settings(max_examples=examples(50), deadline=None)
 @given(steps)
 def test_finished_job_creates_no_pods(faults: list[tuple[str, int]]) -> None:
-    world = World(spec={"runPolicy": {"backoffLimit": 0}})
-    world.settle()
+    world = World(spec={"runPolicy": {"backoffLimit": 0}}).settled()
     world.kill_pod("digits-worker-0-0", 1)
     world.reconcile()
     world.now += NODE_PATIENCE

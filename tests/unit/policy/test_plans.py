@@ -289,8 +289,9 @@ def test_job_begins_where_other_jobs_leave_room() -> None:
 
 
 def test_advice_changes_nothing_but_is_told() -> None:
-    world = Pools(pool("a"), pool("b"), nodes={"a": 5, "b": 5}, replicas=2, elasticity={"mode": "Advise"})
-    world.settle()
+    world = Pools(
+        pool("a"), pool("b"), nodes={"a": 5, "b": 5}, replicas=2, elasticity={"mode": "Advise"}
+    ).settled()
     world.propose(
         {"b": 4}, reason="twice as fast", samples_per_second=123.4, relative_error=0.05, basis="measured"
     )
@@ -596,6 +597,5 @@ def test_a_job_that_is_planned_no_longer_has_no_plan_that_is_ready(mode: str) ->
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
 def test_a_job_that_was_never_planned_says_nothing_about_it(mode: str) -> None:
-    world = auto(elasticity={"mode": mode})
-    world.settle()
+    world = auto(elasticity={"mode": mode}).settled()
     assert world.condition("PlanReady") == {}

@@ -35,16 +35,14 @@ def test_pods_of_a_pool_carry_its_selector_and_tolerations_and_no_spot_affinity(
 
 
 def test_workers_fill_pools_in_order_up_to_their_limits() -> None:
-    world = Pools(pool("a", limit=2), pool("b", limit=5), nodes={"a": 5, "b": 5}, replicas=4)
-    world.settle()
+    world = Pools(pool("a", limit=2), pool("b", limit=5), nodes={"a": 5, "b": 5}, replicas=4).settled()
     assert world.by_pool() == {"a": 2, "b": 2}
     assert world.status["plan"]["summary"] == "2 a, 2 b"
     assert {s["pool"] for s in world.slots if s["role"] == "worker"} == {"a", "b"}
 
 
 def test_more_workers_than_the_pools_have_room_for_are_told() -> None:
-    world = Pools(pool("a", limit=2), nodes={"a": 5}, replicas=4)
-    world.settle()
+    world = Pools(pool("a", limit=2), nodes={"a": 5}, replicas=4).settled()
     assert world.by_pool() == {"a": 2}
     assert world.status["workers"]["desired"] == 2
     degraded = world.condition("Degraded")
@@ -54,8 +52,7 @@ def test_more_workers_than_the_pools_have_room_for_are_told() -> None:
 
 def test_workers_have_the_nodes_of_a_limit_that_parameter_servers_do_not_fill() -> None:
     shares = [{"operator": name, "at": build.stamp(build.NOW), "full": 1} for name in ("one", "two")]
-    world = Pools(pool("a", limit=4, status={"shares": shares}), nodes={"a": 5}, replicas=4)
-    world.settle()
+    world = Pools(pool("a", limit=4, status={"shares": shares}), nodes={"a": 5}, replicas=4).settled()
     assert world.by_pool() == {"a": 2}
     told = world.condition("Degraded")["message"]
     assert told.startswith("2 workers have no room")
@@ -64,8 +61,7 @@ def test_workers_have_the_nodes_of_a_limit_that_parameter_servers_do_not_fill() 
 
 def test_workers_stay_where_they_are_while_the_pools_that_replace_theirs_are_full() -> None:
     """An edit of workers.pools: whoever has a place there moves, and no worker ends for nothing."""
-    world = Pools(pool("a"), pool("b", limit=1), nodes={"a": 5, "b": 5}, replicas=3)
-    world.settle()
+    world = Pools(pool("a"), pool("b", limit=1), nodes={"a": 5, "b": 5}, replicas=3).settled()
     assert world.by_pool() == {"a": 3}
     world.manifest["spec"]["workers"]["pools"] = ["b"]
     world.settle()
@@ -82,14 +78,12 @@ def test_workers_stay_where_they_are_while_the_pools_that_replace_theirs_are_ful
 
 
 def test_exhausted_pool_is_skipped_by_new_workers() -> None:
-    world = Pools(pool("a", status=EXHAUSTED), pool("b"), nodes={"a": 5, "b": 5}, replicas=2)
-    world.settle()
+    world = Pools(pool("a", status=EXHAUSTED), pool("b"), nodes={"a": 5, "b": 5}, replicas=2).settled()
     assert world.by_pool() == {"b": 2}
 
 
 def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
-    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2).settled()
     assert world.by_pool() == {"a": 1}
     world.pools["a"] = pool("a", status=EXHAUSTED)
     world.settle()
@@ -99,8 +93,7 @@ def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
 
 def test_shrinking_ends_the_worker_that_waits_and_none_that_runs() -> None:
     """Whatever their numbers are."""
-    world = Pools(pool("a"), nodes={"a": 3}, replicas=3)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3).settled()
     node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
     world.notice(node)
     world.tick()
@@ -114,8 +107,7 @@ def test_shrinking_ends_the_worker_that_waits_and_none_that_runs() -> None:
 
 def test_in_a_pool_that_is_being_deleted_nothing_more_begins_and_what_runs_stays() -> None:
     """Its nodes were asked for anew, while shoal-pools gave them back."""
-    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2).settled()
     assert world.by_pool() == {"a": 1}
     about = world.pools["a"].metadata.model_copy(update={"deletion_timestamp": build.stamp(build.NOW)})
     world.pools["a"] = world.pools["a"].model_copy(update={"metadata": about})
@@ -174,8 +166,7 @@ def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_ye
         nodes={"a": 2, "b": 4},
         replicas=2,
         elasticity={"mode": "Auto"},
-    )
-    world.settle()
+    ).settled()
     assert world.by_pool() == {"a": 2}
     world.propose({"a": 1})
     world.reconcile()
@@ -194,8 +185,7 @@ def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_ye
 def test_nodes_that_another_job_waits_for_are_left_as_soon_as_workers_are_added(
     age: int, adopted: bool
 ) -> None:
-    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, elasticity={"mode": "Auto"})
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, elasticity={"mode": "Auto"}).settled()
     world.propose({"a": 1}, age=age, traded=frozenset({"a"}))
     world.reconcile()
     assert (world.status["plan"]["pools"] == {"a": 1}) == adopted
@@ -301,8 +291,7 @@ def test_a_pool_whose_pods_are_refused_keeps_no_worker_of_another_from_its_repla
     kind: RefusalKind,
 ) -> None:
     """A typing error in its labels, or a policy about its nodes."""
-    world = Pools(pool("good", limit=2), pool("odd"), nodes={"good": 3, "odd": 3}, replicas=2)
-    world.settle()
+    world = Pools(pool("good", limit=2), pool("odd"), nodes={"good": 3, "odd": 3}, replicas=2).settled()
     world.manifest["spec"]["workers"]["replicas"] = 4
     name = "digits-worker-2-0"
     world.refusals[name] = Refusal(
@@ -355,8 +344,7 @@ def test_workers_go_to_gpus_with_an_image_that_can_use_them(
 
 
 def test_workers_stay_when_the_pools_cannot_be_seen() -> None:
-    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2).settled()
     before = set(world.pods)
     world.pools = {}
     for _ in range(3):
@@ -465,8 +453,7 @@ def test_without_surge_no_worker_leaves_for_a_pool_that_is_out_of_nodes() -> Non
 def test_without_surge_a_worker_returns_from_on_demand() -> None:
     world = Pools(
         pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, maxSurge=0, fallback=FALLBACK
-    )
-    world.settle()
+    ).settled()
     world.now += timedelta(seconds=301)
     world.settle()
     assert world.by_pool() == {"a": 1, "od": 1}
@@ -501,8 +488,9 @@ def test_workers_that_move_are_told_as_ready_until_their_successors_run() -> Non
 
 
 def test_on_demand_base_lives_on_demand_and_others_on_spot() -> None:
-    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 5, "od": 5}, replicas=3, onDemandBase=1)
-    world.settle()
+    world = Pools(
+        pool("a"), pool("od", "OnDemand"), nodes={"a": 5, "od": 5}, replicas=3, onDemandBase=1
+    ).settled()
     assert world.by_pool() == {"a": 2, "od": 1}
     world.manifest["spec"]["workers"]["onDemandBase"] = 2
     world.settle()
@@ -511,8 +499,9 @@ def test_on_demand_base_lives_on_demand_and_others_on_spot() -> None:
 
 
 def test_workers_fall_back_to_on_demand_and_return() -> None:
-    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = Pools(
+        pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK
+    ).settled()
     assert world.by_pool() == {"a": 1}
     events = []
     world.now += timedelta(seconds=301)
@@ -566,8 +555,9 @@ def test_worker_whose_server_is_late_does_not_wait_for_a_spot_node() -> None:
 
 
 def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> None:
-    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = Pools(
+        pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK
+    ).settled()
     for seconds in (301, 1800, 301):  # it falls back, tries, and gives that up
         world.now += timedelta(seconds=seconds)
         for _ in range(4):
@@ -602,8 +592,7 @@ def test_worker_that_speaks_again_stays_where_it_is() -> None:
 
 
 def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
-    world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}})
-    world.settle()
+    world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}}).settled()
     world.now += timedelta(seconds=301)
     made = world.reconcile()
     (manifest,) = created(made)
@@ -657,8 +646,7 @@ def test_as_many_nodes_as_a_status_holds_are_avoided_the_newest_first() -> None:
 
 @pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])
 def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Platform, told: bool) -> None:
-    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1})
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1}).settled()
     world.kill_pod("digits-worker-0-0", 1)
     made = plan(replace(world.observation(), platform=platform))
     assert ("NodeExcluded" in {each.reason for each in made.events}) is told
@@ -712,8 +700,9 @@ def test_job_whose_workers_have_no_place_says_that_and_not_that_none_are_wanted(
 
 
 def test_worker_that_moves_to_an_on_demand_pool_is_not_said_to_be_back_on_spot() -> None:
-    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 4, "od": 4}, replicas=2, fallback=FALLBACK)
-    world.settle()
+    world = Pools(
+        pool("a"), pool("od", "OnDemand"), nodes={"a": 4, "od": 4}, replicas=2, fallback=FALLBACK
+    ).settled()
     world.manifest["spec"]["workers"]["onDemandBase"] = 1
     told = []
     for _ in range(8):

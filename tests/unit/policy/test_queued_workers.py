@@ -196,8 +196,9 @@ def test_workers_that_a_job_gave_up_are_not_made_for_the_nodes_of_others_while_a
     None
 ):
     """Their records stay, with the pool where they were."""
-    world = Queued(pool("a", limit=10), gated=(), mode="Manual", nodes={"a": 10}, replicas=10, maxReplicas=10)
-    world.settle()
+    world = Queued(
+        pool("a", limit=10), gated=(), mode="Manual", nodes={"a": 10}, replicas=10, maxReplicas=10
+    ).settled()
     world.manifest["spec"]["workers"]["replicas"] = 1
     world.settle()
     world.gated, world.elsewhere = set(range(1, 10)), {"a": 5}
@@ -315,8 +316,7 @@ def test_preempted_workers_that_a_queue_holds_back_take_no_turn_of_those_that_wa
     many = 2 * MIN_UNSCHEDULED
     world = Queued(
         pool("a", limit=many), gated=(), nodes={"a": many}, replicas=many, maxReplicas=many, mode="Manual"
-    )
-    world.settle()
+    ).settled()
     assert world.by_pool() == {"a": many}
     world.gated = set(range(MIN_UNSCHEDULED))
     for name in [name for name in world.pods if "-worker-" in name]:

@@ -99,8 +99,7 @@ def test_job_that_has_pods_keeps_their_nodes_while_more_are_refused() -> None:
 
 
 def test_job_without_a_place_for_its_servers_holds_no_node_for_its_workers() -> None:
-    world = greedy(servers={"pools": ["gone"]})
-    world.settle()
+    world = greedy(servers={"pools": ["gone"]}).settled()
     assert held(world) == {}
 
 

@@ -263,8 +263,7 @@ def test_status_of_a_large_job_is_small_and_its_conditions_do_not_churn() -> Non
 
 def test_records_to_which_nothing_happened_are_kept_as_they_are() -> None:
     """The cost of a plan follows what changed."""
-    world = World(workers=50, spot_nodes=60, spec={"workers": {"replicas": 50, "maxSurge": 1}})
-    world.settle()
+    world = World(workers=50, spot_nodes=60, spec={"workers": {"replicas": 50, "maxSurge": 1}}).settled()
     world.kill_pod("digits-worker-7-0", 1)
     seen = world.observation()
     before = {slot.place: slot for slot in seen.job.status.slots}

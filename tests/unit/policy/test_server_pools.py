@@ -45,8 +45,7 @@ def problem(world: Pools) -> tuple[str, str]:
 
 def test_nothing_is_made_until_the_pool_of_the_servers_is_read() -> None:
     """Of a job that was read 50 ms before its pool, the server went to any node, and stayed there."""
-    world = server_world("od-a")
-    world.settle()
+    world = server_world("od-a").settled()
     assert not world.pods, "workers without servers would hold their nodes for nothing"
     reason, words = problem(world)
     assert reason == "PoolNotFound"
@@ -60,8 +59,7 @@ def test_nothing_is_made_until_the_pool_of_the_servers_is_read() -> None:
 
 
 def test_a_lost_server_waits_for_its_pool_and_one_that_runs_stays() -> None:
-    world = server_world("od-a", known=(on_demand("od-a"),))
-    world.settle()
+    world = server_world("od-a", known=(on_demand("od-a"),)).settled()
     del world.pools["od-a"]
     world.settle()
     assert of_server(world) == {"digits-ps-0-0": "od-a"}
@@ -77,8 +75,7 @@ def test_a_lost_server_waits_for_its_pool_and_one_that_runs_stays() -> None:
 
 
 def test_a_worker_is_replaced_while_servers_run_whose_pool_is_gone() -> None:
-    world = server_world("od-a", known=(on_demand("od-a"),))
-    world.settle()
+    world = server_world("od-a", known=(on_demand("od-a"),)).settled()
     del world.pools["od-a"]
     world.first_look = True  # a new leader
     world.kill_pod("digits-worker-0-0", 1)
@@ -91,8 +88,7 @@ def test_a_worker_is_replaced_while_servers_run_whose_pool_is_gone() -> None:
 def test_servers_live_in_the_pools_that_are_there_and_the_others_are_told() -> None:
     world = server_world(
         "gone", "od-a", "od-b", known=(on_demand("od-a", status=EXHAUSTED), on_demand("od-b"))
-    )
-    world.settle()
+    ).settled()
     assert of_server(world) == {"digits-ps-0-0": "od-b"}
     assert problem(world)[0] == "PoolNotFound"
 
@@ -101,19 +97,18 @@ def test_no_server_begins_in_a_pool_that_is_being_deleted_while_there_is_another
     ending = on_demand("od-a")
     about = ending.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T12:00:00Z"})
     ending = ending.model_copy(update={"metadata": about})
-    world = server_world("od-a", "od-b", known=(ending, on_demand("od-b")))
-    world.settle()
+    world = server_world("od-a", "od-b", known=(ending, on_demand("od-b"))).settled()
     assert of_server(world) == {"digits-ps-0-0": "od-b"}
     assert "od-a is being deleted" in problem(world)[1]
-    world = server_world("od-a", known=(ending,))
-    world.settle()
+    world = server_world("od-a", known=(ending,)).settled()
     assert of_server(world) == {"digits-ps-0-0": "od-a"}, "training goes on as long as it can"
     assert "no parameter server that has another pool" in problem(world)[1]
 
 
 def test_no_server_lives_in_a_pool_that_selects_no_nodes() -> None:
-    world = server_world("od-a", "od-b", known=(on_demand("od-a", nodeSelector={}), on_demand("od-b")))
-    world.settle()
+    world = server_world(
+        "od-a", "od-b", known=(on_demand("od-a", nodeSelector={}), on_demand("od-b"))
+    ).settled()
     assert of_server(world) == {"digits-ps-0-0": "od-b"}
     reason, words = problem(world)
     assert reason == "PoolNotReady"

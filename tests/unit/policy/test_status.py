@@ -313,8 +313,7 @@ def test_changed_template_replaces_only_pods_that_never_ran() -> None:
     world.settle()
     assert {"digits-worker-0-0", "digits-worker-1-0"} <= world.pods.keys()  # running pods are kept
 
-    waiting = World(workers=2, spot_nodes=0)
-    waiting.settle()
+    waiting = World(workers=2, spot_nodes=0).settled()
     assert {"digits-worker-0-0", "digits-worker-1-0"} <= waiting.pods.keys()
     waiting.manifest["spec"]["workers"]["template"] = {"spec": {"priorityClassName": "low"}}
     waiting.settle()

@@ -28,8 +28,7 @@ from tests.unit.policy.pools import Near, Pools, pool
 
 def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None:
     """It is a number of the tenant's, and the mean over all jobs is that of the pool."""
-    world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1).settled()
     century = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": 4102444799.0}
     world.report = build.report(workers=[century])
     world.reconcile()
@@ -52,8 +51,7 @@ def test_the_wait_for_a_node_is_told_from_what_a_worker_does_on_it(
     late: int, after: int, behind: int, waited: int, began: int
 ) -> None:
     """One job that fetched data for three hours made every pod of a pool wait for as long before it did so in vain."""
-    world = Pools(pool("a"), nodes={"a": 1}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=2).settled()
     world.now = build.NOW + timedelta(seconds=late)
     world.add("a-1", "a")
     world.settle()
@@ -73,8 +71,7 @@ def test_the_wait_for_a_node_is_told_from_what_a_worker_does_on_it(
 
 def test_worker_whose_pod_is_gone_when_its_first_push_is_seen_counts_no_start() -> None:
     """When its node was there was written in the pod."""
-    world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1).settled()
     pushed = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": world.now.timestamp()}
     world.report = build.report(workers=[pushed])
     world.vanish("digits-worker-0-0")
@@ -85,8 +82,9 @@ def test_worker_whose_pod_is_gone_when_its_first_push_is_seen_counts_no_start() 
 
 
 def test_usage_and_cost_are_counted() -> None:
-    world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
-    world.settle()
+    world = Pools(
+        pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2
+    ).settled()
     pushed = world.now.timestamp()
     world.report = build.report(
         workers=[{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
@@ -119,8 +117,9 @@ def test_usage_and_cost_are_counted() -> None:
 def test_a_price_that_nobody_can_mean_stops_no_job(price: float) -> None:
     """No plan was made for a job with nodes of the pool, or none of its statuses could be stored."""
     amount = re.compile(CostStatus.model_json_schema()["properties"]["perHour"]["pattern"])
-    world = Pools(pool("a", price=price), pool("od", "OnDemand", price=1), nodes={"a": 3}, replicas=3)
-    world.settle()
+    world = Pools(
+        pool("a", price=price), pool("od", "OnDemand", price=1), nodes={"a": 3}, replicas=3
+    ).settled()
     world.now += timedelta(days=1000)
     world.reconcile()
     assert world.status["poolUsage"]["a"]["nodeSeconds"] > 0
@@ -150,8 +149,7 @@ def test_savings_without_accelerators_are_against_nodes_with_as_many_cores(
         return pool(name, kind, price, accelerator=None, **({"cores": cores} if cores else {}))
 
     offers = [of(f"od-{i}", "OnDemand", 2 + 6 * i, each) for i, each in enumerate(others)]
-    world = Pools(of("a", "Spot", 1, cores), *offers, nodes={"a": 1}, replicas=1)
-    world.settle()
+    world = Pools(of("a", "Spot", 1, cores), *offers, nodes={"a": 1}, replicas=1).settled()
     world.now += timedelta(hours=1)
     world.reconcile()
     hours = world.status["poolUsage"]["a"]["nodeSeconds"] / 3600
@@ -179,8 +177,7 @@ def test_nodes_that_went_while_no_operator_ran_count_up_to_the_last_sign_of_thei
     sign: str, hours: int
 ) -> None:
     """Each was charged for the whole time: cost over `maxCost`, and an interruption rate that was too low."""
-    world = Pools(pool("a", price=3.6), nodes={"a": 3}, replicas=3)
-    world.settle()
+    world = Pools(pool("a", price=3.6), nodes={"a": 3}, replicas=3).settled()
     before = world.status["poolUsage"]["a"]["nodeSeconds"]
     since = datetime.fromisoformat(world.status["countedUntil"])
     world.now = since + timedelta(hours=8)
@@ -210,8 +207,7 @@ def test_a_node_whose_worker_went_while_nobody_led_counts_until_its_last_word(
     *, heard: bool, counted: int
 ) -> None:
     """A leader was killed as the worker went, and the next one looked 20 s later: seed 16 of the hidden truths."""
-    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2).settled()
     before = world.status["poolUsage"]["a"]["nodeSeconds"]
     since = datetime.fromisoformat(world.status["countedUntil"])
     world.now = since + timedelta(seconds=25)
@@ -225,8 +221,7 @@ def test_a_node_whose_worker_went_while_nobody_led_counts_until_its_last_word(
 
 
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
-    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
-    world.settle()
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2).settled()
     counted = world.status["poolUsage"]["a"]["nodeSeconds"]
     since = datetime.fromisoformat(world.status["countedUntil"])
     world.now = since + timedelta(seconds=50)  # less than the minute after which they are counted anyway
@@ -241,8 +236,7 @@ def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None
 
 
 def test_interruptions_and_shocks_are_counted_by_pool() -> None:
-    world = Pools(pool("a"), nodes={"a": 9}, replicas=3)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 9}, replicas=3).settled()
     for name in ("digits-worker-0-0", "digits-worker-1-0"):
         world.notice(world.pods[name]["spec"]["nodeName"])
     world.settle()
@@ -264,8 +258,7 @@ def test_a_node_that_goes_as_the_pool_is_made_smaller_is_no_interruption(minutes
     """Whoever gets the smaller size chooses the nodes: each shrink raised the pool's rate of losses."""
     began = build.stamp(build.NOW)
     scaling = {"subject": {}, "originalNodes": 1, "nodes": 3, "setting": 2, "shrunkAt": began}
-    world = Pools(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Pools(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2).settled()
     world.now = build.NOW + timedelta(minutes=minutes)
     world.notice(world.pods["digits-worker-0-0"]["spec"]["nodeName"])
     world.settle()
@@ -316,8 +309,7 @@ def test_an_eviction_is_an_interruption_once_the_machine_of_a_spot_node_goes(
     kind: str, seconds: int, gone: bool, counted: int
 ) -> None:
     """EKS and aws-node-termination-handler say no more: 50 reclaims in 1,000 hours were none."""
-    world = Drained(pool("a", kind), nodes={"a": 6}, replicas=3)
-    world.settle()
+    world = Drained(pool("a", kind), nodes={"a": 6}, replicas=3).settled()
     for node in ("a-0", "a-1"):
         world.drain(node)
     assert world.lost() == 0
@@ -349,8 +341,7 @@ def test_a_node_that_is_drained_as_its_pool_is_made_smaller_is_no_interruption()
         "setting": 2,
         "shrunkAt": build.stamp(build.NOW),
     }
-    world = Drained(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Drained(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2).settled()
     world.drain("a-0")
     del world.nodes["a-0"]
     world.reconcile()
@@ -360,8 +351,7 @@ def test_a_node_that_is_drained_as_its_pool_is_made_smaller_is_no_interruption()
 @pytest.mark.parametrize("deleted", [False, True], ids=["of its own will", "at a notice"])
 def test_karpenter_takes_a_node_of_its_own_will_before_it_deletes_it(deleted: bool) -> None:
     """Each drift of an image counted as a loss, of on-demand nodes, too. At a notice it deletes the node at once."""
-    world = Drained(pool("a"), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Drained(pool("a"), nodes={"a": 3}, replicas=2).settled()
     world.drain("a-0", "karpenter.sh/disrupted", deleted=deleted)
     world.nodes["a-0"]["metadata"]["deletionTimestamp"] = build.stamp(world.now)
     world.reconcile()
@@ -460,8 +450,7 @@ def test_a_server_is_paid_as_a_worker_is() -> None:
 
 
 def test_a_server_without_pools_costs_nothing() -> None:
-    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
-    world.settle()
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2).settled()
     assert world.status["cost"]["perHour"] == "7.2"
     assert world.status["poolUsage"].keys() == {"a"}
 
@@ -478,8 +467,7 @@ def test_servers_alone_have_a_bill() -> None:
 
 
 def test_a_server_and_a_worker_on_one_node_pay_it_once() -> None:
-    world = Shared(pool("a", price=3.6), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]})
-    world.settle()
+    world = Shared(pool("a", price=3.6), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]}).settled()
     assert {p["spec"]["nodeName"] for p in world.pods.values()} == {"a-0"}
     assert world.status["cost"]["perHour"] == "3.6"
 
@@ -511,8 +499,7 @@ def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
     """It asked of each node and read a price for each: of 1,000 workers in pools, most of a plan."""
 
     def asked(nodes: int) -> tuple[list[Set[tuple[str, str]]], int]:
-        world = Pools(pool("a", price=3.6), nodes={"a": nodes}, replicas=nodes)
-        world.settle()
+        world = Pools(pool("a", price=3.6), nodes={"a": nodes}, replicas=nodes).settled()
         world.now += timedelta(seconds=1000)
         asked_of, prices = list[Set[tuple[str, str]]](), Counter[str]()
 
@@ -576,8 +563,7 @@ def test_what_jobs_pay_of_a_node_together_is_its_price(
 def test_nodes_are_paid_while_their_pool_is_replaced(role: str) -> None:
     """GitOps deletes it and makes it anew, or a new leader has not read it yet: the nodes cost what they cost."""
     of_servers = {"servers": {"pools": ["a"]}, "replicas": 1} if role == "ps" else {"replicas": 2}
-    world = Pools(pool("a", price=3.6), nodes={"a": 2}, **of_servers)
-    world.settle()
+    world = Pools(pool("a", price=3.6), nodes={"a": 2}, **of_servers).settled()
     there, before = world.pools, float(world.status["cost"]["accumulated"])
     seconds = world.status["poolUsage"]["a"]["nodeSeconds"]
     world.pools = {}
@@ -595,8 +581,7 @@ def test_nodes_are_paid_while_their_pool_is_replaced(role: str) -> None:
 
 
 def test_a_clock_that_goes_back_counts_nothing_twice() -> None:
-    world = Pools(pool("a", price=3.6), nodes={"a": 2}, replicas=2)
-    world.settle()
+    world = Pools(pool("a", price=3.6), nodes={"a": 2}, replicas=2).settled()
     world.now += timedelta(seconds=300)
     world.reconcile()
     seconds, until = world.status["poolUsage"]["a"]["nodeSeconds"], world.status["countedUntil"]
@@ -649,8 +634,7 @@ class Clocked(Pools):
 @settings(max_examples=examples(40))
 def test_a_clock_that_is_set_is_no_time_that_nodes_were_used(steps: list[tuple[int, int]]) -> None:
     """Two minutes in which it was six hours ahead cost six hours, for good if the job ended before it was that late."""
-    world = Clocked(pool("a", price=3.6), nodes={"a": 1}, replicas=1)
-    world.settle()
+    world = Clocked(pool("a", price=3.6), nodes={"a": 1}, replicas=1).settled()
     world.now += timedelta(seconds=60)
     world.reconcile()
     before, passed, sets = world.seconds(), 0, 0
@@ -665,8 +649,7 @@ def test_a_clock_that_is_set_is_no_time_that_nodes_were_used(steps: list[tuple[i
 
 @pytest.mark.parametrize("hours", [-6, 6])
 def test_nodes_that_come_and_go_as_the_clock_is_set_count_for_as_long_as_they_are_there(hours: int) -> None:
-    world = Clocked(pool("a", price=3.6), nodes={"a": 2}, replicas=1)
-    world.settle()
+    world = Clocked(pool("a", price=3.6), nodes={"a": 2}, replicas=1).settled()
     for replicas in (2, 1):
         world.set_clock(hours * 3600)
         world.now += timedelta(seconds=20)
@@ -689,8 +672,7 @@ class Shared(Pools):
 
 
 def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_shock() -> None:
-    world = Shared(pool("a"), nodes={"a": 1}, replicas=3)
-    world.settle()
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=3).settled()
     assert {p["spec"]["nodeName"] for n, p in world.pods.items() if "-worker-" in n} == {"a-0"}
     world.add("a-1", "a")
     world.notice("a-0")
@@ -700,8 +682,7 @@ def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_sho
 
 
 def test_a_node_that_is_lost_with_a_server_and_a_worker_is_one_interruption_and_no_shock() -> None:
-    world = Shared(pool("a"), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]})
-    world.settle()
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]}).settled()
     assert {p["spec"]["nodeName"] for p in world.pods.values()} == {"a-0"}
     world.add("a-1", "a")
     world.kill_node("a-0")
@@ -714,8 +695,7 @@ def test_a_node_that_is_lost_with_a_server_and_a_worker_is_one_interruption_and_
 
 
 def test_a_node_of_two_silent_workers_is_one_interruption_whichever_record_goes_first() -> None:
-    world = Shared(pool("a"), nodes={"a": 1}, replicas=2, maxSurge="100%")
-    world.settle()
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=2, maxSurge="100%").settled()
     names = ["digits-worker-0-0", "digits-worker-1-0"]
     assert {world.pods[name]["spec"]["nodeName"] for name in names} == {"a-0"}
     world.add("a-1", "a")
@@ -740,8 +720,7 @@ def test_a_node_of_two_silent_workers_is_one_interruption_whichever_record_goes_
 
 @pytest.mark.parametrize("noticed", ["by its coordinator", "by the node's end"])
 def test_a_lost_node_is_an_interruption_however_soon_its_worker_was_replaced(noticed: str) -> None:
-    world = Pools(pool("a"), nodes={"a": 5}, replicas=2, maxSurge=1)
-    world.settle()
+    world = Pools(pool("a"), nodes={"a": 5}, replicas=2, maxSurge=1).settled()
     name = "digits-worker-0-0"
     node = world.pods[name]["spec"]["nodeName"]
     if noticed == "by its coordinator":
@@ -768,8 +747,7 @@ def test_a_lost_node_is_an_interruption_however_soon_its_worker_was_replaced(not
 
 @pytest.mark.parametrize("what", ["its node", "its program"])
 def test_worker_that_is_lost_while_it_waits_to_move_counts_as_any_other(what: str) -> None:
-    world = Pools(pool("a"), pool("b"), nodes={"a": 3}, replicas=2)
-    world.settle()
+    world = Pools(pool("a"), pool("b"), nodes={"a": 3}, replicas=2).settled()
     world.manifest["spec"]["workers"]["pools"] = ["b"]  # which has no nodes for hours
     for _ in range(10):
         world.reconcile()
@@ -791,8 +769,7 @@ def test_worker_that_is_lost_while_it_waits_to_move_counts_as_any_other(what: st
 
 
 def test_worker_that_has_moved_counts_for_nothing_whatever_becomes_of_its_node() -> None:
-    world = Pools(pool("a"), pool("b"), nodes={"a": 2, "b": 2}, replicas=1)
-    world.settle()
+    world = Pools(pool("a"), pool("b"), nodes={"a": 2, "b": 2}, replicas=1).settled()
     name = "digits-worker-0-0"
     world.stuck = {name}
     world.manifest["spec"]["workers"]["pools"] = ["b"]

@@ -391,9 +391,7 @@ def test_scaling_down_is_not_a_disruption() -> None:
 
 def running_40() -> World:
     """A job whose 40 workers run."""
-    world = World(spot_nodes=40, spec={"workers": {"replicas": 40, "maxSurge": "100%"}})
-    world.settle()
-    return world
+    return World(spot_nodes=40, spec={"workers": {"replicas": 40, "maxSurge": "100%"}}).settled()
 
 
 def test_replacements_of_lost_workers_are_asked_for_all_at_once() -> None:
@@ -420,8 +418,7 @@ def test_replacements_that_wait_for_a_higher_priority_are_bounded() -> None:
 @pytest.mark.parametrize("way", ["suspended", "scaled down"])
 def test_what_was_given_up_and_is_wanted_again_is_made_at_once(way: str) -> None:
     """It replaces nothing that was lost: neither bounded nor urgent, as when the job began."""
-    world = World(spot_nodes=40, spec={"workers": {"replicas": 40}})
-    world.settle()
+    world = World(spot_nodes=40, spec={"workers": {"replicas": 40}}).settled()
     given_up = {"suspend": True} if way == "suspended" else {"workers": {"replicas": 0}}
     before = dict(world.manifest["spec"])
     world.manifest["spec"] |= given_up

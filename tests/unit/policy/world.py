@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -257,6 +257,11 @@ class World:
             self.tick()
         raise AssertionError(f"does not settle: {self.last_plan}")
 
+    def settled(self) -> Self:
+        """This world, once nothing changes any more."""
+        self.settle()
+        return self
+
     def _apply(self, action: Any) -> None:
         match action:
             case CreateSecret(name) | CreateDisruptionBudget(name, _):
@@ -472,6 +477,4 @@ class World:
 
 def running_world(**how: Any) -> World:
     """A world whose job runs with all its pods."""
-    world = World(**how)
-    world.settle()
-    return world
+    return World(**how).settled()

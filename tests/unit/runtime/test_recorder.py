@@ -118,8 +118,7 @@ async def test_what_is_being_posted_when_the_process_ends_is_kept(monkeypatch: p
 
 
 async def test_expired_event_is_created_again() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     for _ in range(2):
         await rig.record(DISRUPTED)
     for path in [path for path in rig.cluster.objects if "/events/" in path]:
@@ -142,16 +141,14 @@ async def test_event_that_waits_holds_no_status() -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("not now"), ValueError("what cannot be written")])
 async def test_failed_event_is_not_an_error(error: Exception) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = lambda _method, _path: error
     await rig.record(DISRUPTED)
     assert not events(rig)
 
 
 async def test_long_event_message_is_truncated() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.record(Event("Normal", "Failed", "x" * 5000))
     [event] = events(rig)
     assert len(str(event["message"])) == 1024

@@ -121,14 +121,7 @@ def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where:
 
 def leaves(structure: Any) -> Iterator[Any]:
     """The arrays of a nested structure of tuples, lists and dicts; None is not an array."""
-    if isinstance(structure, dict):
-        for key in sorted(structure):
-            yield from leaves(structure[key])
-    elif isinstance(structure, tuple | list):
-        for part in structure:
-            yield from leaves(part)
-    elif structure is not None:
-        yield structure
+    return (leaf for _, leaf in located(structure))
 
 
 def located(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

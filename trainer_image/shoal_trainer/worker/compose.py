@@ -23,6 +23,7 @@ from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
+from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
@@ -37,7 +38,7 @@ from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Outcome, Tasks, evaluated
 from shoal_trainer.worker.validation import look
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
-from shoal_trainer.worker.work import About, Coordinator, TaskWork
+from shoal_trainer.worker.work import About, TaskWork
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def compose(
     job: Training,
     config: RuntimeConfig,
     flat_model: FlatModel,
-    coordinator: Coordinator,
+    coordinator: ControlPlane,
     credentials: Credentials,
     drain: threading.Event,
 ) -> Worker:

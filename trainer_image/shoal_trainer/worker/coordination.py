@@ -66,7 +66,7 @@ UNREAD = 0, 0
 
 
 class ControlPlane:
-    """Implements `work.Coordinator`; `start` begins to join and to send heartbeats."""
+    """The coordinator as a worker uses it; `start` begins to join and to send heartbeats."""
 
     def __init__(
         self,
@@ -272,7 +272,10 @@ class ControlPlane:
             self._left_out[name] = why[:MAX_TEXT]
 
     def announce(self, copies: Mapping[str, int], written: Mapping[str, int]) -> None:
-        """See `late_files.Plane`."""
+        """Say which files come later, the number of the copy of each, and of which epochs they are.
+
+        `Overtaken` if others have run callbacks since.
+        """
         self._client.send(self._word(copies, written))
 
     def _word(self, copies: Mapping[str, int], written: Mapping[str, int]) -> UnsentFiles:

@@ -15,13 +15,16 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal_trainer.background import Background
 from shoal_trainer.coordinator.protocol import LATE
 from shoal_trainer.errors import Overtaken, ProtocolError, Unauthorized, Unreachable, has_no_room
 from shoal_trainer.retry import Backoff
-from shoal_trainer.worker.work import About, StatusText, Token
+from shoal_trainer.worker.work import About
+
+if TYPE_CHECKING:
+    from shoal_trainer.worker.coordination import ControlPlane
 
 log = logging.getLogger(__name__)
 
@@ -30,37 +33,10 @@ BUSY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 last for ever."""
 
 
-class Plane(Protocol):
-    """Of `ControlPlane`, what is needed here."""
-
-    def announce(self, copies: Mapping[str, int], written: Mapping[str, int]) -> None:
-        """Say which files come later, the number of the copy of each, and of which epochs they are.
-
-        `Overtaken` if others have run callbacks since.
-        """
-
-    def uploaded(self, token: Token, name: str, path: Path) -> bool:
-        """Upload a file, unless the storage can never have it.
-
-        Raises:
-            Overtaken: others have written a newer one.
-            OSError: it cannot be read, perhaps for ever.
-        """
-
-    def leave_out(self, name: str, why: str) -> None:
-        """Tell that the storage lacks this file, until it is uploaded."""
-
-    def forget(self, name: str) -> None:
-        """This file is not sent, and nobody has a newer one."""
-
-    def set_message(self, message: StatusText, about: About) -> None:
-        """Set a message for the heartbeats."""
-
-
 class LateFiles(Background):
     """The copies of one worker. Thread-safe."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: ControlPlane) -> None:
         super().__init__("late-files", self._send)
         self._plane = plane
         self._lock = threading.Lock()

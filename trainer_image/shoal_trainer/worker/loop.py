@@ -26,6 +26,7 @@ from shoal_trainer.wire.messages import Pulled, Push, PushMeta, Timings
 from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.cadence import Cadence
 from shoal_trainer.worker.callbacks import rate_of, set_rate
+from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
@@ -33,7 +34,7 @@ from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
 from shoal_trainer.worker.upstream import ADDING, PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, reporting
+from shoal_trainer.worker.work import Finished, TaskWork, reporting
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Loop:
         placement: Placement,
         exchange: Exchange,
         feed: Feed,
-        coordinator: Coordinator,
+        coordinator: ControlPlane,
         leases: Leases,
         do_task: Callable[[TaskWork, npt.NDArray[np.float32]], None],
         drain: threading.Event,

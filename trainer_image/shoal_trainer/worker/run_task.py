@@ -11,8 +11,9 @@ from collections.abc import Callable
 from shoal_trainer import retry
 from shoal_trainer.errors import Interrupted, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
+from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.tasks import Outcome
-from shoal_trainer.worker.work import SLOW_WORK_SECONDS, Coordinator, TaskWork, waiting_for
+from shoal_trainer.worker.work import SLOW_WORK_SECONDS, TaskWork, waiting_for
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ LONGEST_SEND_PAUSE = 1.0
 def run_task(
     work: TaskWork,
     run: Callable[[], Outcome],
-    coordinator: Coordinator,
+    coordinator: ControlPlane,
     drain: threading.Event,
     *,
     clock: Callable[[], float] = time.monotonic,

@@ -26,6 +26,7 @@ from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
 from shoal_trainer.worker.answers import Answers
 from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.buffers import Buffers
+from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
@@ -33,7 +34,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
 from shoal_trainer.worker.send import Pile, Send
-from shoal_trainer.worker.work import JOINED, About, Coordinator, DataWork, Token, Wasted
+from shoal_trainer.worker.work import JOINED, About, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Upstream:
         flat_model: FlatModel,
         placement: Placement,
         exchange: Exchange,
-        coordinator: Coordinator,
+        coordinator: ControlPlane,
         leases: Leases,
         drain: threading.Event,
         watch: Callable[[str], AbstractContextManager[None]],

@@ -1,16 +1,16 @@
-"""The work of a worker, and the interface of the coordinator that assigns it."""
+"""The work of a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shoal_trainer.wire.messages import Progress
+if TYPE_CHECKING:
+    from shoal_trainer.worker.coordination import ControlPlane
 
 Token = tuple[int, int]
 """The fencing token of a lease: (term of the coordinator process, counter)."""
@@ -104,7 +104,7 @@ def waiting_for(
 
 
 @contextlib.contextmanager
-def reporting(coordinator: Coordinator, step: str, clock: Callable[[], float]) -> Iterator[None]:
+def reporting(coordinator: ControlPlane, step: str, clock: Callable[[], float]) -> Iterator[None]:
     """Make the heartbeats report this `step` if it takes long."""
     coordinator.set_message(waiting_for(step, clock, slow=SLOW_WORK_SECONDS), About.STEP)
     try:
@@ -120,49 +120,3 @@ class Wasted(NamedTuple):
     acknowledged: int = 0
     known_samples: int = 0
     """The samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""
-
-
-class Coordinator(Protocol):
-    """The coordinator as a worker uses it. Methods raise `Unreachable` or `Fenced`, and are thread-safe."""
-
-    def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> Mapping[Token, Token]:
-        """Join with this worker's leases and wasted steps; returns the new tokens of the leases that continue."""
-
-    def next_work(self, generation: int, stopped: int | None) -> Work:
-        """Request work for parameters of this generation. `stopped`: the term that is known to have ended training."""
-
-    def diverged(self, generation: int, batch: Progress, reason: str) -> None:
-        """Report a non-finite batch; returns when shard 0 has rolled back. `UserError` if the job cannot roll back."""
-
-    def finished(self) -> bool:
-        """Whether a heartbeat was answered that the job has finished, or raises why one was refused. Does not block."""
-
-    def learning_rate(self) -> float | None:
-        """The learning rate that a callback has set for all workers; None if none has. Does not block."""
-
-    def set_message(self, message: StatusText, about: About = About.WORK) -> None:
-        """Set a message for the heartbeats; "" for none."""
-
-    def file_ended(self, token: Token, length: int) -> None:
-        """Report that a leased file has `length` samples, all of which were pushed."""
-
-    def task_done(
-        self,
-        work: TaskWork,
-        metrics: Mapping[str, float],
-        files: Mapping[str, Path],
-        *,
-        stop: bool,
-        message: str,
-        learning_rate: float | None = None,
-    ) -> None:
-        """Upload the new and changed files, and send the result of a task.
-
-        `learning_rate`: the new one of all workers, if a callback has set it.
-        """
-
-    def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
-        """Write a file that an earlier task of the run uploaded to `path`, for an export; False if there is none."""
-
-    def leave(self, wasted: Wasted, seconds: float) -> None:
-        """Leave the job, within `seconds`; the coordinator releases the rest of the leases."""

@@ -51,8 +51,7 @@ async def test_a_job_whose_path_was_unknown_for_a_moment_is_deleted_later() -> N
 
 
 async def test_a_pod_whose_path_was_unknown_for_a_moment_is_not_lost() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     rig.cluster.fault = lambda method, _path: NO_SUCH_PATH if method == "GET" else None
     with pytest.raises(Unavailable, match="page not found"):
@@ -61,8 +60,7 @@ async def test_a_pod_whose_path_was_unknown_for_a_moment_is_not_lost() -> None:
 
 
 async def test_a_node_whose_path_was_unknown_for_a_moment_is_not_gone() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = lambda _method, _path: NO_SUCH_PATH
     with pytest.raises(Unavailable, match="page not found"):
         await rig.applier.carry_out(rig.job, ConfirmAbsent("spot-0", "Node"))
@@ -71,8 +69,7 @@ async def test_a_node_whose_path_was_unknown_for_a_moment_is_not_gone() -> None:
 @pytest.mark.parametrize("came", ["after the answer", "before the answer"])
 async def test_a_node_that_was_there_since_it_was_asked_for_is_asked_for_again(came: str) -> None:
     """It went twice within a minute: what was said the first time was believed the second."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     node = build.node("flaps")
 
     def comes(_method: str, _path: str) -> None:
@@ -116,8 +113,7 @@ async def test_a_workload_that_is_there_stays_known(action: Any, answer: Answer)
 
 async def test_what_a_finalizer_keeps_is_there_until_that_is_gone() -> None:
     """As Kueue's of a Workload, or Argo CD's of a job: the answer is 200 all the same."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     meta = rig.cluster.objects[JOB_PATH]["metadata"]
     leaving = {
@@ -139,8 +135,7 @@ async def test_what_a_finalizer_keeps_is_there_until_that_is_gone() -> None:
 
 
 async def test_what_the_server_says_is_not_there_is_gone() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     uid, version = rig.job.metadata.uid, rig.job.metadata.resource_version
     del rig.cluster.objects[JOB_PATH]

@@ -35,8 +35,7 @@ async def test_pod_of_an_earlier_run_of_the_same_name_is_not_taken_for_its_own()
 @pytest.mark.parametrize("successor", [False, True], ids=["being deleted", "another run of the name"])
 async def test_nothing_more_is_made_for_a_run_that_goes(successor: bool) -> None:
     """The cache has the same name, of a job that is being deleted or that was applied after it."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
 
     def goes(method: str, path: str) -> None:
         if method == "POST" and path.endswith("/services"):
@@ -124,8 +123,7 @@ async def test_service_of_somebody_else_with_a_servers_name_is_not_changed() -> 
 
 
 async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     uid = rig.job.metadata.uid
 
     def gone(method: str, path: str) -> None:
@@ -139,8 +137,7 @@ async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
 
 
 async def test_answers_about_a_deleted_run_are_dropped() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settled(rig)
     uid = rig.job.metadata.uid
     assert rig.answers.get(uid).existing

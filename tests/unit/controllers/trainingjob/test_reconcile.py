@@ -44,8 +44,7 @@ async def settled(rig: Rig) -> None:
 
 async def running() -> Rig:
     """A job whose pods run, as its status says."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settled(rig)
     rig.run_pods()
     await settled(rig)
@@ -53,8 +52,7 @@ async def running() -> Rig:
 
 
 async def test_first_reconcile_creates_everything_and_writes_one_status() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING
     kinds = [path for method, path in rig.cluster.requests if method == "POST" and "events" not in path]
@@ -202,8 +200,7 @@ async def test_conflict_of_a_deletion_hides_no_pod() -> None:
 
 
 async def test_status_conflict_is_retried() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.change(JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "labels": {"a": "b"}})
     assert await rig.reconcile(KEY) is not None  # a conflict, which is retried
     assert not rig.job.status.slots
@@ -213,8 +210,7 @@ async def test_status_conflict_is_retried() -> None:
 
 
 async def test_lost_answer_creates_no_second_pod() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.loses_answer = lambda method, path: method == "POST" and path.endswith("/pods")
     await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING  # created, but the answers were lost
@@ -228,8 +224,7 @@ async def test_lost_answer_creates_no_second_pod() -> None:
 
 async def test_status_that_is_stored_without_an_answer_is_told_once() -> None:
     """Its events and the counts of its losses were lost for good."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.reconcile(KEY)
     rig.run_pods()
     await settled(rig)
@@ -251,8 +246,7 @@ async def test_status_that_is_stored_without_an_answer_is_told_once() -> None:
 
 
 async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
     rig.state.pods.keep(set(), rig.cluster.version)  # an empty cache
@@ -266,8 +260,7 @@ async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
 
 
 async def test_who_finds_its_work_done_by_others_knows_that_they_may_have_made_pods() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settled(rig)
     rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "suspend": True})
     rig.see()
@@ -390,8 +383,7 @@ async def test_leader_that_has_stored_no_status_asks_once_before_it_makes_a_pod(
 
 
 async def test_exceeded_quota_is_retried_later() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     words = {"message": 'pods "x" is forbidden: exceeded quota: few, requested: pods=1'}
     full = Answer(403, json.dumps(words).encode())
     rig.cluster.fault = lambda method, path: full if method == "POST" and path.endswith("/pods") else None
@@ -413,8 +405,7 @@ async def test_exceeded_quota_is_retried_later() -> None:
 
 
 async def test_invalid_pod_is_retried_at_once_when_the_spec_changes() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     no = Answer(422, b'{"message": "spec.containers[0].image: Required value"}')
     rig.cluster.fault = lambda method, path: no if method == "POST" and path.endswith("/pods") else None
     await rig.reconcile(KEY)
@@ -457,8 +448,7 @@ def _fails(*_: object) -> Never:
 
 async def test_internal_error_is_reported_once_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_config, "as_environment", _fails)
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     for _ in range(3):
         with pytest.raises(ValueError, match="a mistake of ours"):
             await rig.reconcile(KEY)
@@ -483,8 +473,7 @@ async def test_internal_error_that_cannot_be_reported_is_raised_and_reported_lat
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime_config, "as_environment", _fails)
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
     with pytest.raises(ValueError, match="a mistake of ours"):
         await rig.reconcile(KEY)
@@ -523,8 +512,7 @@ async def test_process_that_ends_while_a_status_is_written_tells_what_it_says() 
 
 
 async def test_telemetry_writes_are_rate_limited() -> None:
-    rig = Rig(telemetry_seconds=30)
-    rig.apply()
+    rig = Rig(telemetry_seconds=30).applied()
     await settled(rig)
     job = rig.job
     rig.state.jobs.put(job)
@@ -539,8 +527,7 @@ async def test_telemetry_writes_are_rate_limited() -> None:
 
 async def test_conflict_at_a_service_does_not_keep_its_server_from_being_replaced() -> None:
     """The Service exists, whatever the conflict was about: it is found again, and the pod is made."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settled(rig)
     rig.run_pods()
     await settled(rig)

@@ -65,8 +65,7 @@ def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
 async def test_refused_object_is_retried_only_when_due(
     kind: str, status: int, message: str, again: int
 ) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing(kind, status, message)
     delays = await passes(rig)
     assert len(rig.cluster.writes("POST", kind)) == 1
@@ -91,8 +90,7 @@ async def test_refused_object_is_retried_only_when_due(
 
 async def test_invalid_pod_is_asked_for_ever_more_seldom_and_stalls_the_job_all_the_while() -> None:
     """What is wrong may be elsewhere than in the job: that it was corrected there, nobody tells."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing("pods", 422, "spec.nodeSelector: Invalid value")
     tries, told = [], []
     for _ in range(1200):
@@ -114,8 +112,7 @@ async def test_invalid_pod_is_asked_for_ever_more_seldom_and_stalls_the_job_all_
 
 @pytest.mark.parametrize("kind", ["secrets", "services"])
 async def test_pods_wait_for_secret_and_service(kind: str) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing(kind, 403, "exceeded quota: few")
     for _ in range(5):
         await passes(rig, 2)
@@ -125,8 +122,7 @@ async def test_pods_wait_for_secret_and_service(kind: str) -> None:
 
 @pytest.mark.parametrize("status", [403, 422])
 async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing("poddisruptionbudgets", status, "policy is not for you")
     await passes(rig)
     assert rig.pods() == EVERYTHING
@@ -197,8 +193,7 @@ async def test_a_job_whose_cluster_has_no_pod_groups_runs_without_and_says_so(st
 
 
 async def test_request_without_effect_is_repeated_ever_more_seldom() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing("pods", 409, "digits-ps-0-0 exists", "AlreadyExists")  # and GET says 404
     for _ in range(20):
         await asyncio.sleep(await rig.reconcile(KEY) or 0.0)
@@ -212,8 +207,7 @@ async def test_request_without_effect_is_repeated_ever_more_seldom() -> None:
 @pytest.mark.parametrize("kind", ["pods", "secrets"])
 async def test_a_refusal_is_over_though_the_clock_was_set_back(kind: str, answer: tuple[int, str]) -> None:
     """A machine whose clock is ahead at its start and is then set right: the job waited for as long as that was."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing(kind, *answer)
     rig.wall += timedelta(hours=1)
     await passes(rig)
@@ -226,8 +220,7 @@ async def test_a_refusal_is_over_though_the_clock_was_set_back(kind: str, answer
 
 
 async def test_a_name_is_asked_for_again_though_the_clock_was_set_back() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
     rig.cluster.add(path, {"metadata": {"name": "digits-ps-0-0", "namespace": "ns"}, "spec": {}})
     rig.wall += timedelta(hours=1)
@@ -243,8 +236,7 @@ async def test_a_name_is_asked_for_again_though_the_clock_was_set_back() -> None
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_what_was_confirmed_is_confirmed_again_whatever_the_clock_says(hours: int) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     await rig.applier.carry_out(rig.job, ConfirmAbsent("spot-0", "Node"))
     name = secret_name(rig.job)
@@ -260,8 +252,7 @@ async def test_what_was_confirmed_is_confirmed_again_whatever_the_clock_says(hou
 
 
 async def test_deleted_secret_is_created_again() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     path = f"/api/v1/namespaces/ns/secrets/{secret_name(rig.job)}"
     made = rig.cluster.objects.pop(path)
@@ -281,8 +272,7 @@ async def test_deleted_secret_is_created_again() -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_job_that_runs_costs_no_requests_for_what_it_has(restarted: bool) -> None:
     """B17: 6.7 writes a second of 1,000 jobs, and 2,000 at each start of a leader, all answered 409."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     rig.run_pods()
     await passes(rig)
@@ -297,8 +287,7 @@ async def test_job_that_runs_costs_no_requests_for_what_it_has(restarted: bool) 
 
 
 async def test_deleted_disruption_budget_is_created_again_and_given_back_once() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     path = f"/apis/policy/v1/namespaces/ns/poddisruptionbudgets/{budget_name(rig.job)}"
     rig.cluster.objects.pop(path)
@@ -321,8 +310,7 @@ async def test_deleted_disruption_budget_is_created_again_and_given_back_once() 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_full_quota_does_not_block_pods_with_an_existing_secret(restarted: bool) -> None:
     """The API server checks quotas before it looks whether the object exists."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await passes(rig)
     rig.run_pods()
     await passes(rig)
@@ -345,8 +333,7 @@ async def test_full_quota_does_not_block_pods_with_an_existing_secret(restarted:
 @pytest.mark.parametrize("kind", ["secrets", "services", "pods"])
 @pytest.mark.parametrize("status", [401, 404, 405, 409])
 async def test_temporary_refusal_is_retried(kind: str, status: int) -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.cluster.fault = refusing(kind, status, "Operation cannot be fulfilled on resourcequotas", "Conflict")
     assert 0.0 < (await rig.reconcile(KEY) or 0.0) < 0.1
     rig.cluster.fault = no_fault

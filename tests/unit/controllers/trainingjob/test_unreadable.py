@@ -16,8 +16,7 @@ from tests.unit.docs.test_health_check import health
 
 async def test_unreadable_job_is_stalled_and_what_runs_goes_on() -> None:
     """B23: it existed in the operator's log only."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.reconcile()
     pods = rig.pods()
     assert pods
@@ -35,8 +34,7 @@ async def test_unreadable_job_is_stalled_and_what_runs_goes_on() -> None:
 @pytest.mark.parametrize("made", [False, True], ids=["new", "edited"])
 async def test_who_waits_for_its_health_is_told(made: bool) -> None:
     """Argo CD, Flux and kstatus read no condition before the status is of the newest generation."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     if made:
         await rig.reconcile()
         rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "fromTheFuture": 1})
@@ -52,8 +50,7 @@ async def test_who_waits_for_its_health_is_told(made: bool) -> None:
 
 
 async def test_it_is_written_once() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     for _ in range(3):
         rig.complaints.hear(rig.cluster.objects[JOB_PATH], "spec: no")
         await rig.complaints.complain(KEY)
@@ -62,8 +59,7 @@ async def test_it_is_written_once() -> None:
 
 
 async def test_readable_again_it_is_not_stalled() -> None:
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.complaints.hear(rig.cluster.objects[JOB_PATH], "spec: no")
     await rig.complaints.complain(KEY)
     rig.see()
@@ -74,8 +70,7 @@ async def test_readable_again_it_is_not_stalled() -> None:
 
 async def test_nothing_is_written_to_it_that_would_conflict() -> None:
     """A rollback of the operator with newer CRDs: a PUT and a list of all jobs each second, without end."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await rig.reconcile()
     readable = rig.cluster.objects[JOB_PATH]["spec"]
     meta = rig.cluster.change(JOB_PATH, spec={**readable, "fromTheFuture": 1})["metadata"]
@@ -105,8 +100,7 @@ async def test_nothing_is_written_to_it_that_would_conflict() -> None:
 )
 async def test_complaint_that_could_not_be_made_is_made_again(fault: Answer | Unavailable) -> None:
     """Refused once, as while a role was missing, nobody ever told of the job."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     rig.complaints.hear(rig.cluster.objects[JOB_PATH], "spec: no")
     rig.cluster.fault = lambda method, _path: fault if method == "PATCH" else None
     rig.on_wake = lambda key, _priority: rig.tasks.start(key, rig.complaints.complain(key))

@@ -298,8 +298,7 @@ async def test_status_of_a_job_that_ramps_up_is_written_once_a_second() -> None:
 
 async def test_an_event_is_told_once_with_the_status_that_says_the_same() -> None:
     """A restart from nothing came with telemetry only, which waits: each plan until then told it again."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settle(rig)
     rig.run_pods()
     await settle(rig)
@@ -314,8 +313,7 @@ async def test_an_event_is_told_once_with_the_status_that_says_the_same() -> Non
 
 async def test_of_writes_that_nothing_answers_the_last_ones_are_kept() -> None:
     """All were: 33 KiB of each job a minute, so that of 500 jobs the operator was killed for memory in half an hour."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settle(rig)
     rig.run_pods()
     await settle(rig)
@@ -347,8 +345,7 @@ async def test_of_writes_that_nothing_answers_the_last_ones_are_kept() -> None:
 @pytest.mark.parametrize("fault", [Unavailable("500: no webhook"), Answer(422, b'{"message": "no webhook"}')])
 async def test_a_status_that_cannot_be_stored_is_an_event(fault: Answer | Exception) -> None:
     """It stood still, and only the operator's log said why."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settle(rig)
     rig.run_pods()
 
@@ -414,8 +411,7 @@ async def test_what_a_replacement_waits_for_is_as_urgent_as_the_replacement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 200 jobs that begin, each sends 8 requests at a time: more than the places of those that are not urgent."""
-    rig = Rig()
-    rig.apply()
+    rig = Rig().applied()
     await settle(rig)
     run(rig)
     await settle(rig)

@@ -28,7 +28,9 @@ def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None,
 class Bench:
     """A job of 8 samples in batches of 2, with workers whose calls the test makes."""
 
-    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0, model=MODEL):
+    def __init__(
+        self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0, model=MODEL, workers=0
+    ):
         self.now, self.model = 0.0, model
         self.shard = ShardStore(0, 1, epoch, boot=boot, clock=lambda: self.now)
         job = JobIdentity(namespace="n", name="j", uid="u")
@@ -43,6 +45,8 @@ class Bench:
         self.data = DataSpec(size=8, validation=validation, callbacks=callbacks)
         self.seq = {}
         self.version = 0
+        for slot in range(workers):
+            self.join(slot)
 
     def join(self, slot, incarnation=0, data=None, **fields):
         self.shard.workers.connect(slot, incarnation)

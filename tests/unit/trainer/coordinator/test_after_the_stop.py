@@ -142,8 +142,7 @@ def test_export_overtaken_by_another_worker_publishes_nothing(tmp_path):
 
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_stop_at_the_end_of_an_epoch_evaluates_no_epoch_without_a_batch(epochs):
-    bench = Bench(stop=StopAfter(steps=8, epochs=epochs), validation=True, callbacks=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(steps=8, epochs=epochs), validation=True, callbacks=True, workers=1)
     tasks = []
     while (work := bench.train(0)).task != "export":
         tasks.append((work.task, work.epoch))

@@ -48,8 +48,7 @@ def test_heartbeats_carry_sums_of_which_each_second_counts_once() -> None:
 @pytest.mark.parametrize("first", ["heartbeat", "push"])
 def test_seconds_from_before_a_restart_of_the_server_are_not_counted_again(first: str) -> None:
     """In the new process its worker has a rate as soon as it pushes, and its sums are of hours."""
-    bench = Bench(stop=StopAfter(epochs=3))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), workers=1)
     if first == "push":
         timed(bench, 0)
     for seconds in (5000.0, 5003.0):
@@ -59,8 +58,7 @@ def test_seconds_from_before_a_restart_of_the_server_are_not_counted_again(first
 
 
 def test_a_worker_that_never_pushed_costs_no_samples() -> None:
-    bench = Bench(stop=StopAfter(epochs=3))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), workers=1)
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, wait_seconds=60.0))
     assert report.status(bench.coordinator).beside == BesideSums()
 
@@ -77,8 +75,7 @@ def test_waits_of_a_worker_that_never_pushed_count_at_the_mean_rate() -> None:
 
 
 def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> None:
-    bench = Bench(stop=StopAfter(epochs=3), validation=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), validation=True, workers=1)
     timed(bench, 0)
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
     for _ in range(3):
@@ -108,8 +105,7 @@ def since_push(bench: Bench) -> float:
 
 def test_time_since_the_last_push_is_of_training_only() -> None:
     """A speed is of training: its reader need not know which of it a worker spent beside."""
-    bench = Bench(stop=StopAfter(epochs=3))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), workers=1)
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, wait_seconds=7.0))
     timed(bench, 0)
     bench.now += 42.0
@@ -120,8 +116,7 @@ def test_time_since_the_last_push_is_of_training_only() -> None:
 
 
 def test_hours_beside_before_a_restart_of_the_server_are_none_since_the_push() -> None:
-    bench = Bench(stop=StopAfter(epochs=3))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), workers=1)
     timed(bench, 0)
     bench.now += 2.0
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=5000.0))

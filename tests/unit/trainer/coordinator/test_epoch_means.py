@@ -71,8 +71,7 @@ def test_a_sum_that_is_no_longer_finite_leaves_the_push_out():
 
 
 def test_an_epoch_that_nobody_was_leased_has_no_means():
-    bench = Bench(stop=StopAfter(epochs=2))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=2), workers=1)
     lease = bench.ask(0).lease
     bench.push(0, lease.model_copy(update={"epoch": 1 << 31}), lease.stop, loss=1.0)
     assert bench.coordinator.record.means.dump() == {}
@@ -112,8 +111,7 @@ def train(bench, lease, end, loss, accuracy):
 
 
 def test_status_and_logs_contain_them():
-    bench = Bench(stop=StopAfter(epochs=2), callbacks=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=2), callbacks=True, workers=1)
     accuracies, done = iter((0.0, 0.5, 1.0, 1.0)), []
     while (work := bench.ask(0)).kind == "data":
         for end in range(work.lease.start + 2, work.lease.stop + 1, 2):
@@ -127,8 +125,7 @@ def test_status_and_logs_contain_them():
 
 
 def test_restart_continues_the_means_of_the_snapshot():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     lease = bench.ask(0).lease
     train(bench, lease, lease.start + 2, loss=1.0, accuracy=0.5)
     new = bench.successor()

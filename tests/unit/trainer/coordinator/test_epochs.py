@@ -12,8 +12,7 @@ from tests.unit.trainer.coordinator.bench import Bench
 
 
 def test_worker_trains_exports_and_finishes():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     work = bench.train(0)
     assert (work.kind, work.task) == ("task", "export")
     done = TaskDone(slot=0, incarnation=0, token=work.token)
@@ -28,8 +27,7 @@ def test_worker_trains_exports_and_finishes():
 
 def test_numbers_of_the_end_are_short():
     """With 17 digits each, those of 80 metrics did not fit in a termination message, and some were left out."""
-    bench = Bench(validation=True)
-    bench.join(0)
+    bench = Bench(validation=True, workers=1)
     work = bench.train(0)
     numbers = {"val_accuracy": 2 / 3, "val_mse": 4.2123456789e-7}
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=numbers))
@@ -38,8 +36,7 @@ def test_numbers_of_the_end_are_short():
 
 
 def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
-    bench = Bench(validation=True, callbacks=True)
-    bench.join(0)
+    bench = Bench(validation=True, callbacks=True, workers=1)
     kinds, work = [], bench.train(0)
     while work.kind == "task":
         kinds.append(work.task)
@@ -54,8 +51,7 @@ def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
 
 
 def test_reported_epoch_is_complete_after_its_tasks():
-    bench = Bench(validation=True, callbacks=True)
-    bench.join(0)
+    bench = Bench(validation=True, callbacks=True, workers=1)
     work, reports = bench.train(0), []
     while work.kind == "task":
         reports += report.status(bench.coordinator).epochs
@@ -71,8 +67,7 @@ def test_reported_epoch_is_complete_after_its_tasks():
 
 
 def test_training_stops_at_the_target_metric():
-    bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True, workers=1)
     while (work := bench.ask(0)).kind == "data":
         bench.push(0, work.lease, work.lease.stop)
     assert work.task == "evaluate"
@@ -86,8 +81,7 @@ def test_training_stops_at_the_target_metric():
 
 def test_samples_that_a_worker_left_out_are_lost_and_not_repeated():
     """`on_nan="skip"`: their batch is pushed without its gradient."""
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     lease = bench.ask(0).lease
     bench.push(0, lease, lease.start + 2, loss=math.nan, left_out=2)
     assert bench.coordinator.record.counters.lost == 2
@@ -100,8 +94,7 @@ def test_samples_that_a_worker_left_out_are_lost_and_not_repeated():
 
 
 def test_missing_target_metric_is_a_user_error():
-    bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True, workers=1)
     work = bench.train(0)
     with pytest.raises(UserError, match=r"stopAfter\.metric is 'f1'"):
         bench.coordinator.task_done(
@@ -263,15 +256,13 @@ def test_evaluation_does_not_wait_long_for_the_worker_that_ran_callbacks():
 
 
 def test_step_limit_is_exact():
-    bench = Bench(stop=StopAfter(steps=6))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(steps=6), workers=1)
     bench.train(0)
     assert bench.coordinator.record.counters.steps == 6
 
 
 def test_non_finite_metric_is_dropped_and_reaches_no_target():
-    bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True)
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True, workers=1)
     work = bench.train(0)
     done = TaskDone(
         slot=0, incarnation=0, token=work.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
@@ -294,8 +285,7 @@ def test_no_more_is_leased_than_the_steps_that_are_left():
 
 
 def test_nothing_is_leased_after_a_stop():
-    bench = Bench(stop=StopAfter(epochs=3))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=3), workers=1)
     assert bench.ask(0).kind == "data"
     assert report.status(bench.coordinator).data.leased == 2
     bench.coordinator.course.stop("a callback stopped training")

@@ -9,8 +9,7 @@ from tests.unit.trainer.coordinator.bench import Bench
 
 
 def test_different_data_set_is_a_user_error():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     with pytest.raises(UserError, match="Every worker must see the same data"):
         bench.join(1, data=DataSpec(size=9))
     with pytest.raises(UserError, match="2 files here, 8 samples there"):
@@ -99,8 +98,7 @@ def test_another_long_list_is_asked_for_once_to_say_how_it_differs(caplog):
 
 
 def test_a_long_list_is_not_asked_for_where_the_job_has_none():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     with pytest.raises(UserError, match="4,096 files here, 8 samples there"):
         bench.join(1, data=LONG.brief())
 

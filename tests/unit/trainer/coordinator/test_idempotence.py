@@ -20,8 +20,7 @@ def test_task_of_a_lost_worker_moves_to_another():
 
 
 def test_repeated_request_gets_the_same_work():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     first = bench.ask(0, number=1)
     assert bench.ask(0, number=1) == first
     assert len(bench.coordinator.record.ledger.leases) == 1
@@ -39,8 +38,7 @@ def test_repeated_request_gets_the_same_work():
 
 
 def test_repeated_request_does_not_return_reassigned_work():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.join(1)
     work = bench.ask(0, number=1)
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
@@ -50,8 +48,7 @@ def test_repeated_request_does_not_return_reassigned_work():
 
 def test_overtaken_request_is_not_assigned_work():
     """The worker has read the answer to its next request, so it would never learn of the lease."""
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     first = bench.ask(0, number=1)
     bench.finish(0, first.lease)
     assert bench.ask(0, number=1).kind == "idle"
@@ -62,8 +59,7 @@ def test_overtaken_request_is_not_assigned_work():
 
 
 def test_worker_that_left_gets_no_work():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.ask(0).kind == "idle"
     with pytest.raises(Fenced, match="has left"):
@@ -72,8 +68,7 @@ def test_worker_that_left_gets_no_work():
 
 
 def test_repeated_position_is_counted_in_its_range():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     lease = bench.ask(0).lease
     bench.push(0, lease, lease.stop)
     bench.push(0, lease, lease.stop)
@@ -84,8 +79,7 @@ def test_repeated_position_is_counted_in_its_range():
 
 def test_overtaken_request_to_join_renews_no_lease():
     """Its leases may be done, and the worker would not learn their new tokens."""
-    old = Bench()
-    old.join(0)
+    old = Bench(workers=1)
     held = old.ask(0).lease
     new = old.successor()
     new.join(0, number=2)

@@ -12,8 +12,7 @@ from tests.unit.trainer.coordinator.bench import Bench
 
 
 def test_silent_worker_is_reported_and_becomes_active_again():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.now = 4.9
     bench.coordinator.tick()
     assert report.status(bench.coordinator).workers[0].state is WorkerState.ACTIVE
@@ -142,8 +141,7 @@ def test_repeated_reports_of_wasted_steps_count_once():
 
 
 def test_successor_takes_over_and_fences_its_predecessor():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     held = bench.ask(0).lease
     bench.join(0, incarnation=1)
     with pytest.raises(Fenced):
@@ -155,8 +153,7 @@ def test_successor_takes_over_and_fences_its_predecessor():
 
 
 def test_leaving_worker_returns_the_rest_of_its_lease():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     held = bench.ask(0).lease
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
     bench.join(1)
@@ -164,8 +161,7 @@ def test_leaving_worker_returns_the_rest_of_its_lease():
 
 
 def test_heartbeat_message_is_in_the_status_until_cleared():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     for message in ("cannot read s3://bucket/part-3: no answer", ""):
         bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, message=message))
         assert [worker.message for worker in report.status(bench.coordinator).workers] == [message]
@@ -187,8 +183,7 @@ def test_untimed_push_of_an_outage_does_not_shorten_the_wait_for_the_next_push()
 
 
 def test_worker_that_leaves_reports_its_wasted_steps_once():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     for _ in range(2):  # the answer was lost
         bench.coordinator.leave(Leave(slot=0, incarnation=0, wasted_steps=3, wasted_acknowledged=1))
     assert bench.coordinator.record.counters.wasted_steps == 2
@@ -204,8 +199,7 @@ def test_a_fenced_worker_of_a_large_job_stays_fenced_while_others_join():
 
 
 def test_a_fenced_worker_that_was_forgotten_stays_fenced():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     for _ in range(70):
         bench.now += 1.0
         bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))

@@ -15,8 +15,7 @@ from tests.unit.trainer.ps.shards import pull_from
 
 
 def test_dump_and_load_keep_the_whole_state():
-    bench = Bench(validation=True)
-    bench.join(0)
+    bench = Bench(validation=True, workers=1)
     lease = bench.ask(0).lease
     bench.push(0, lease, lease.stop)
     saved = bench.coordinator.record.dump()
@@ -27,8 +26,7 @@ def test_dump_and_load_keep_the_whole_state():
 
 
 def test_journal_advances_the_restored_ledger_to_the_copy():
-    old = Bench()
-    old.join(0)
+    old = Bench(workers=1)
     lease = old.ask(0).lease
     old.push(0, lease, lease.stop)
     saved, copy = old.coordinator.record.dump(), old.shard.copy()
@@ -157,8 +155,7 @@ def test_run_that_continues_within_an_epoch_evaluates_it_at_its_end():
 
 
 def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
-    old = Bench()
-    old.join(0)
+    old = Bench(workers=1)
     new = old.successor()
     new.shard.hello(1, 0, MODEL, Held(version=0))  # with a copy
     new.join(1)
@@ -224,8 +221,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
 
 
 def test_replaced_incarnation_stays_fenced_after_a_restart():
-    old = Bench()
-    old.join(0)
+    old = Bench(workers=1)
     old.push(0, old.ask(0).lease, 2)
     old.join(0, incarnation=1)
     old.push(0, old.ask(0, 1).lease, 4, incarnation=1)
@@ -240,8 +236,7 @@ def test_replaced_incarnation_stays_fenced_after_a_restart():
 
 def test_survivors_have_time_to_join_after_a_late_recovery():
     """A large copy may take longer than gathering does; survivors see that the shard is ready at their next hello."""
-    old = Bench()
-    old.join(0)
+    old = Bench(workers=1)
     old.join(1)
     lease = old.ask(0).lease
     old.push(0, lease, 1, samples=1)
@@ -290,8 +285,7 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
 
 def test_final_tasks_wait_for_last_pushes_after_a_restart():
     stop = StopAfter(epochs=9, metric="accuracy", value=0.9)
-    old = Bench(stop=stop)
-    old.join(0)
+    old = Bench(stop=stop, workers=1)
     held = old.ask(0).lease
     saved, copy = old.coordinator.record.dump(), old.shard.copy()
     new = Bench(stop=stop, boot=2, epoch=1)
@@ -342,8 +336,7 @@ def test_leases_wait_a_minute_at_most():
 
 def test_live_workers_are_those_connected_to_the_shard():
     """The other shards count connections, and momentum must be the same on all."""
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))  # it still traces its model
     bench.coordinator.tick()
     assert bench.shard.workers.live == 1
@@ -353,8 +346,7 @@ def test_live_workers_are_those_connected_to_the_shard():
 
 
 def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
-    bench = Bench(stop=StopAfter(epochs=2))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=2), workers=1)
     while bench.coordinator.record.ledger.completed < 1:
         bench.finish(0, bench.ask(0).lease)
         bench.coordinator.tick()
@@ -400,8 +392,7 @@ def test_restart_with_the_parameters_of_a_copy_alone_says_what_is_left_of_the_wh
 
 
 def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():
-    new = Bench(boot=2, epoch=1)
-    new.join(0)
+    new = Bench(boot=2, epoch=1, workers=1)
     new.now += 60.0
     new.join(0)
     new.join(1, known_samples=7)  # its copy came too late
@@ -410,10 +401,8 @@ def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():
 
 
 def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():
-    fresh = Bench(boot=2, epoch=1)
-    fresh.join(0)
-    old = Bench()
-    old.join(0)
+    fresh = Bench(boot=2, epoch=1, workers=1)
+    old = Bench(workers=1)
     lease = old.ask(0).lease
     old.push(0, lease, lease.stop)
     resumed = old.successor()

@@ -246,8 +246,7 @@ def test_rows_carry_what_the_workers_told_when_they_joined() -> None:
 
 
 def test_a_worker_is_told_with_the_time_of_its_last_push() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     assert report.status(bench.coordinator).workers[0].last_push_seconds == 0.0
     train(bench, (0,), 5)
     bench.now += 1.25
@@ -255,8 +254,7 @@ def test_a_worker_is_told_with_the_time_of_its_last_push() -> None:
 
 
 def test_one_and_two_workers_have_their_own_rows() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     train(bench, (0,), 60)
     bench.join(1)
     train(bench, (0, 1), 60)
@@ -351,8 +349,7 @@ def test_a_worker_without_work_is_no_late_one() -> None:
 
 def test_a_worker_that_joined_but_does_not_push_yet_does_not_count_as_a_member() -> None:
     """It may compile for minutes, in which the others train as before."""
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     train(bench, (0,), 30)
     bench.join(1)
     for _ in range(60):
@@ -372,8 +369,7 @@ def test_a_worker_that_has_not_joined_a_restarted_coordinator_has_no_row() -> No
 
 
 def test_a_rollback_drops_what_was_measured_before_it() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     train(bench, (0,), SETTLE_SECONDS + 2)
     saved, copy = bench.coordinator.record.dump(), bench.shard.copy()
     assert copy is not None
@@ -385,8 +381,7 @@ def test_a_rollback_drops_what_was_measured_before_it() -> None:
 
 
 def test_speeds_of_a_restarted_coordinator_begin_at_zero_in_another_epoch() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     train(bench, (0,), 60)
     new = bench.successor()
     assert rows(new) == {}
@@ -423,8 +418,7 @@ def test_another_worker_is_asked_if_the_first_one_is_lost() -> None:
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_asked_for_again() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     train(bench, (0,), 5)
     bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, flops_per_sample=0.0))
     train(bench, (0,), 400)
@@ -444,15 +438,13 @@ def test_the_precision_is_that_of_the_first_worker_that_says_it() -> None:
 
 
 def test_samples_left_by_epochs_and_by_steps() -> None:
-    by_epochs = Bench(stop=StopAfter(epochs=3))
-    by_epochs.join(0)
+    by_epochs = Bench(stop=StopAfter(epochs=3), workers=1)
     assert report.status(by_epochs.coordinator).samples_left == 24
     lease = by_epochs.ask(0).lease
     by_epochs.push(0, lease, lease.start + 2)
     status = report.status(by_epochs.coordinator)
     assert (status.samples_left, status.data.total) == (22, 8)
-    by_steps = Bench(stop=StopAfter(steps=10))
-    by_steps.join(0)
+    by_steps = Bench(stop=StopAfter(steps=10), workers=1)
     assert report.status(by_steps.coordinator).samples_left == 20
     lease = by_steps.ask(0).lease
     by_steps.push(0, lease, lease.start + 2)
@@ -460,11 +452,9 @@ def test_samples_left_by_epochs_and_by_steps() -> None:
 
 
 def test_samples_left_are_unknown_if_a_metric_ends_the_job_and_zero_at_the_end() -> None:
-    by_metric = Bench(stop=StopAfter(metric="accuracy", value=0.9))
-    by_metric.join(0)
+    by_metric = Bench(stop=StopAfter(metric="accuracy", value=0.9), workers=1)
     assert report.status(by_metric.coordinator).samples_left is None
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.train(0)
     assert report.status(bench.coordinator).samples_left == 0
 
@@ -477,8 +467,7 @@ def test_samples_left_are_unknown_before_the_data_are() -> None:
 
 
 def test_a_shard_counts_its_updates_and_their_bytes() -> None:
-    bench = Bench(stop=StopAfter(epochs=9))
-    bench.join(0)
+    bench = Bench(stop=StopAfter(epochs=9), workers=1)
     for _ in range(3):
         train(bench, (0,), 0.5)
     report = bench.shard.report()

@@ -213,8 +213,7 @@ def test_server_that_nobody_reaches_costs_nobody_its_ranges():
 
 
 def test_one_that_is_alone_keeps_its_ranges_without_a_server():
-    bench = Bench()
-    bench.join(0)
+    bench = Bench(workers=1)
     bench.ask(0)
     lives(bench, 2 * FIRST_SECONDS, cut_off=[0], slots=[0])
     assert status(bench).leases_taken_back == 0
