@@ -1,10 +1,13 @@
 """Whom network policies let through, and what the admission policy holds."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chart.rendered import of_kind, ports_of, refusal, render
+from shoal_trainer.contract import CONTROL_PORT, DATA_PORT, METRICS_PORT
+from tests.chart.rendered import CHART, IMAGES_SET, flags, of_kind, ports_of, refusal, render, template
 
 
 def test_network_policy_admits_every_port_of_the_operator(tools: Path) -> None:
@@ -57,6 +60,50 @@ def test_network_policies_are_as_wide_as_the_values_say(tools: Path) -> None:
     assert more == {"ports": [{"port": 988}]}
     for wrong in ("jobNamespaces={A_b}", "egress.apiServer.cidrs={10.0.0.1}", "egress.apiServer.ports={}"):
         assert "schema" in refusal(tools, f"networkPolicy.{wrong}")
+
+
+def test_each_port_of_a_job_is_named(tools: Path) -> None:
+    """Of a range a plugin that does not know `endPort` opens the first port, such as Cilium before 1.16."""
+    sets = (
+        "networkPolicy.enabled=true",
+        "networkPolicy.jobNamespaces={a}",
+        "networkPolicy.jobEgress.enabled=true",
+    )
+    _, servers, leaving = of_kind(render(tools, *sets), "NetworkPolicy")
+    every = [{"port": port} for port in (DATA_PORT, CONTROL_PORT, METRICS_PORT)]
+    assert [servers["spec"]["ingress"][0]["ports"], leaving["spec"]["egress"][1]["ports"]] == [every, every]
+
+
+PROMETHEUS = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        {**PROMETHEUS, "namespaceSelector": {"matchLabels": {"team": "observability"}}},
+        {**PROMETHEUS, "namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "Exists"}]}},
+        {**PROMETHEUS, "namespaceSelector": {}},
+        {"namespaceSelector": {}},
+        {"ipBlock": {"cidr": "10.0.0.0/8"}},
+        PROMETHEUS,
+    ],
+    ids=["label", "expression", "any namespace", "every pod", "addresses", "no namespace"],
+)
+def test_jobs_are_read_by_whom_the_operator_is_read(tools: Path, peer: dict[str, Any]) -> None:
+    """But a peer without a namespace is in that of its policy, and the release's is meant."""
+    settings = (
+        *flags(
+            *IMAGES_SET, "crds.install=false", "networkPolicy.enabled=true", "networkPolicy.jobNamespaces={a}"
+        ),
+        *("--set-json", f"networkPolicy.from={json.dumps([peer])}"),
+    )
+    operator, servers = of_kind(
+        template(tools, "shoal", str(CHART), "--namespace=home", *settings), "NetworkPolicy"
+    )
+    [admitted, _check] = operator["spec"]["ingress"][1]["from"]
+    assert admitted == peer
+    home = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "home"}}}
+    assert servers["spec"]["ingress"][2]["from"] == [{**peer, **home} if peer is PROMETHEUS else peer]
 
 
 @pytest.mark.by_day(1)

@@ -101,12 +101,8 @@ def _is_one_of(peers: Sequence[Json] | None, other: Peer, selected: Peer) -> boo
 def _is_to(ports: Sequence[Json] | None, port: int, target: Peer) -> bool:
     if not ports:
         return True
-    for each in ports:
-        first = each["port"]
-        number: int = target.ports.get(first, -1) if isinstance(first, str) else first
-        if number <= port <= each.get("endPort", number):
-            return True
-    return False
+    named = (each["port"] for each in ports)  # without `endPort`, which not every plugin knows
+    return port in {target.ports.get(each, -1) if isinstance(each, str) else each for each in named}
 
 
 def documented() -> Json:

@@ -87,6 +87,10 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+{{- /* What each parameter server listens on, by one port each: of a range, a plugin that does not know `endPort` opens the first. */}}
+{{- define "shoal.ports" -}}
+[{port: 7070}, {port: 7071}, {port: 7072}]
+{{- end }}
 {{- /* Replicas (of a selector, with the platform and the spotLabels) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
 {{- define "shoal.affinity" -}}
 podAntiAffinity:
