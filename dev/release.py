@@ -97,7 +97,7 @@ def published_values(text: str, registry: str) -> str:
         DevError: values.yaml no longer has a line that is to be replaced.
     """
     images = values(registry, __version__)
-    selector = r"{kubernetes\.io/arch: amd64}"
+    selector = r"{kubernetes\.io/arch: amd64, kubernetes\.io/os: linux}"
     for line, by in (
         (r"# No image is published yet: .*\n", ""),
         (r'repository: "" *# required', f"repository: {images['image.repository']}"),
@@ -108,9 +108,12 @@ def published_values(text: str, registry: str) -> str:
             rf"  # Labels of the nodes .*\n  # images. builds .*\n  nodeSelector: {selector}",
             "  # Labels of the nodes of jobs' pods, where neither CapacityPool nor template has the key. Shoal's\n"
             "  # images run on amd64 and arm64; where yours run on one only: {kubernetes.io/arch: amd64}.\n"
-            "  nodeSelector: {}",
+            "  nodeSelector: {kubernetes.io/os: linux}",
         ),
-        (rf"\nnodeSelector: {selector} .*", "\nnodeSelector: {}         # of the operator's pods"),
+        (
+            rf"\nnodeSelector: {selector} .*",
+            "\nnodeSelector: {kubernetes.io/os: linux}   # of both processes",
+        ),
     ):
         text, found = re.subn(line, by, text)
         if found != 1:

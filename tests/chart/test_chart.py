@@ -162,9 +162,10 @@ def test_variables_of_the_chart_are_set_once(tools: Path) -> None:
             "pools.targets[0].apiGroup=a,pools.targets[0].resource=b,pools.targets[0].names[0]=c",
             "pools.bufferNamespaces and pools.targets are for shoal-pools",
         ),
+        ("platform=autopilot,spotLabels.mine=yes", "GKE Autopilot refuses pods that name them"),
     ],
 )
-def test_a_value_that_would_do_nothing_is_refused(tools: Path, setting: str, words: str) -> None:
+def test_a_value_that_would_do_nothing_or_stop_all_is_refused(tools: Path, setting: str, words: str) -> None:
     assert words in refusal(tools, setting)
 
 

@@ -47,4 +47,4 @@ def test_the_install_of_the_readme_renders(tools: Path) -> None:
     [deployment] = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.example.com/team/shoal-operator:TAG"
-    assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}

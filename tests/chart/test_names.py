@@ -46,7 +46,7 @@ def test_own_labels_come_before_those_that_all_have(tools: Path) -> None:
 
 
 def test_on_autopilot_the_charts_own_pods_carry_only_its_keys(tools: Path) -> None:
-    documents = render(tools, "platform=autopilot", "pools.enabled=true", "spotLabels.mine=yes")
+    documents = render(tools, "platform=autopilot", "pools.enabled=true")
     keys = {
         expression["key"]
         for each in of_kind(documents, "Deployment")
@@ -56,7 +56,8 @@ def test_on_autopilot_the_charts_own_pods_carry_only_its_keys(tools: Path) -> No
         for expression in term["preference"]["matchExpressions"]
     }
     assert keys
-    assert keys <= AUTOPILOT_KEYS
+    selected = {key for each in of_kind(documents, "Deployment") for key in pod_of([each])["nodeSelector"]}
+    assert keys | selected <= AUTOPILOT_KEYS
 
 
 def test_releases_in_two_namespaces_share_no_object(tools: Path) -> None:

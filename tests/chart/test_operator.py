@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dev.publish import install_command
-from shoal.api.labels import SPOT_LABELS
 from shoal.cluster.lease import LeaseTimes
-from shoal.manifests.installed import labels_of
+from shoal.manifests.installed import labels_of, own_spot_of
+from shoal.manifests.platforms import KARPENTER, PLATFORMS, platform_of
 from tests.chart.rendered import (
     CHART,
     IMAGES_SET,
@@ -33,8 +33,9 @@ def test_images_that_a_machine_built_run_on_nodes_of_its_architecture(
     monkeypatch.setattr("platform.machine", lambda: machine)
     words = shlex.split(install_command("r.io/t", "1").replace("\\\n", ""))
     documents = template(tools, *words[2:])
-    assert pod_of(documents)["nodeSelector"] == {"kubernetes.io/arch": architecture}
-    assert labels_of(environment_of(documents), "SHOAL_NODE_SELECTOR") == {"kubernetes.io/arch": architecture}
+    selector = {"kubernetes.io/arch": architecture, "kubernetes.io/os": "linux"}
+    assert pod_of(documents)["nodeSelector"] == selector
+    assert labels_of(environment_of(documents), "SHOAL_NODE_SELECTOR") == selector
 
 
 @pytest.mark.parametrize(
@@ -71,19 +72,64 @@ def test_page_is_off_by_default(tools: Path) -> None:
     assert ports("page.enabled=true") == {"metrics", "health", "page"}
 
 
-def test_replicas_keep_apart_and_off_spot_nodes(tools: Path) -> None:
-    documents = render(tools, "pools.enabled=true", "pools.replicas=2", "spotLabels.node-lifecycle=spot")
+@pytest.mark.parametrize("platform", ["auto", *PLATFORMS])
+def test_replicas_keep_apart_and_off_the_nodes_that_servers_of_jobs_avoid(tools: Path, platform: str) -> None:
+    """Where nobody says that there are EKS' node groups, their key is left out: the Karpenter of EKS Auto Mode makes
+    no node for a pod that names it, and the operator would never start."""
+    own = () if platform == "autopilot" else ("spotLabels.node-lifecycle=spot",)
+    documents = render(tools, "pools.enabled=true", f"platform={platform}", *own)
+    said = PLATFORMS.get(platform, KARPENTER)
+    (avoided,) = platform_of([], said, own_spot_of(environment_of(documents, "shoal"))).on_demand_terms()
     for deployment in of_kind(documents, "Deployment"):
         affinity = pod_of([deployment])["affinity"]
         [apart] = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         selected = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
         assert selected == deployment["spec"]["selector"]["matchLabels"]
         [safe] = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-        named = {each["key"]: tuple(each["values"]) for each in safe["preference"]["matchExpressions"]}
-        assert named == {**SPOT_LABELS, "node-lifecycle": ("spot",)}
-        assert {each["operator"] for each in safe["preference"]["matchExpressions"]} == {"NotIn"}
-    own = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].x=y"
-    assert list(pod_of(render(tools, own))["affinity"]) == ["nodeAffinity"]
+        found, expected = (
+            sorted(term["matchExpressions"], key=str) for term in (safe["preference"], avoided)
+        )
+        assert found == expected
+
+
+def test_where_and_how_pods_run_is_said_once_for_both_processes(tools: Path) -> None:
+    """A way out of what the chart does by default, which shoal-pools had not."""
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    documents = render(
+        tools, "pools.enabled=true", "probes.liveness.periodSeconds=33", "affinity.nodeAffinity.x=y",
+        *(f"topologySpreadConstraints[0].{key}={value}" for key, value in spread.items()),
+    )  # fmt: skip
+    for deployment in of_kind(documents, "Deployment"):
+        pod, selector = pod_of([deployment]), deployment["spec"]["selector"]
+        assert pod["affinity"] == {"nodeAffinity": {"x": "y"}}
+        assert pod["topologySpreadConstraints"] == [{**spread, "labelSelector": selector}]
+        assert container_of([deployment])["livenessProbe"]["periodSeconds"] == 33
+
+
+def test_a_spread_over_pods_of_ones_own_choice_is_over_all_of_them(tools: Path) -> None:
+    """The chart's own labels were added to it."""
+    spread = "topologySpreadConstraints[0]"
+    sets = [f"{spread}.maxSkew=1", f"{spread}.topologyKey=zone", f"{spread}.whenUnsatisfiable=DoNotSchedule"]
+    documents = render(tools, *sets, f"{spread}.labelSelector.matchLabels.tier=control")
+    [found] = pod_of(documents)["topologySpreadConstraints"]
+    assert found["labelSelector"] == {"matchLabels": {"tier": "control"}}
+
+
+def test_no_node_is_kept_for_the_files_of_a_pod(tools: Path) -> None:
+    """By default cluster-autoscaler never removes a node of a pod with a volume on it, unless that is named."""
+    key = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+    for each in of_kind(render(tools, "pools.enabled=true", "podAnnotations.a=b"), "Deployment"):
+        on_disk = [
+            volume["name"]
+            for volume in pod_of([each])["volumes"]
+            if volume.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory"
+        ]
+        assert on_disk
+        annotations = each["spec"]["template"]["metadata"]["annotations"]
+        assert annotations == {key: ",".join(on_disk), "a": "b"}
+    mine = "podAnnotations." + key.replace(".", "\\.")
+    [deployment] = of_kind(render(tools, f"{mine}=scratch"), "Deployment")
+    assert deployment["spec"]["template"]["metadata"]["annotations"] == {key: "scratch"}
 
 
 def test_a_process_that_stands_still_is_ended_when_it_has_left_the_lease(tools: Path) -> None:
@@ -115,21 +161,22 @@ def test_spot_nodes_of_ones_own_are_named_by_values(tools: Path) -> None:
 
 
 def test_pods_run_where_the_images_do(tools: Path) -> None:
-    """Cloud clusters mix architectures, and an image is of one."""
+    """Cloud clusters mix architectures and operating systems, and an image is of one."""
 
     def said(*sets: str) -> tuple[dict[str, str], dict[str, str]]:
         documents = render(tools, *sets)
         selector = pod_of(documents).get("nodeSelector", {})
         return selector, labels_of(environment_of(documents), "SHOAL_NODE_SELECTOR")
 
-    amd64 = {"kubernetes.io/arch": "amd64"}
+    linux = {"kubernetes.io/os": "linux"}
+    amd64 = {"kubernetes.io/arch": "amd64", **linux}
     assert said() == (amd64, amd64)
     arch = "trainer.nodeSelector.kubernetes\\.io/arch"
     assert said(f"{arch}=arm64", "nodeSelector.pool=system") == (
         {**amd64, "pool": "system"},
-        {"kubernetes.io/arch": "arm64"},
+        {"kubernetes.io/arch": "arm64", **linux},
     )
-    assert said(f"{arch}=null") == (amd64, {})
+    assert said(f"{arch}=null") == (amd64, linux)
 
 
 def test_monitors_find_the_operator_and_the_coordinators(tools: Path) -> None:
@@ -185,7 +232,7 @@ def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
     documents = render(tools, "installKey.existingSecret=mine")
     assert of_kind(documents, "Secret") == []
     pod = pod_of(documents)
-    assert pod["volumes"][0]["secret"]["secretName"] == "mine"
+    assert {"name": "install-key", "secret": {"secretName": "mine"}} in pod["volumes"]
     assert "initContainers" not in pod
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal.process.pools import PoolSettings
 from tests.chart.rendered import (
     container_of,
@@ -25,7 +27,7 @@ def pools_only(tools: Path, *sets: str) -> list[dict[str, Any]]:
 def test_units_of_buffers_go_where_pods_of_jobs_go(tools: Path) -> None:
     documents = render(tools, "pools.enabled=true", "platform=eks", "spotTaints.example\\.com/spot=yes")
     settings = PoolSettings.from_environment(environment_of(documents, "shoal-pools"))
-    assert settings.node_selector == {"kubernetes.io/arch": "amd64"}
+    assert settings.node_selector == {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     assert (settings.platform.name, settings.platform.taints) == ("eks", {"example.com/spot": "yes"})
 
 
@@ -47,6 +49,15 @@ def test_pools_may_mount_the_credentials_that_their_environment_names(tools: Pat
 def test_pools_are_not_sized_where_the_operator_does_not_read_them(tools: Path) -> None:
     assert "pools.enabled needs scope.pools" in refusal(tools, "pools.enabled=true", "scope.pools=false")
     assert "pools.enabled needs scope.nodes" in refusal(tools, "pools.enabled=true", "scope.nodes=false")
+
+
+@pytest.mark.parametrize("create", ["true", "false"])
+@pytest.mark.parametrize("name", ["serviceAccount.name=shoal-pools", "pools.serviceAccount.name=shoal"])
+def test_both_processes_have_no_account_in_common(tools: Path, name: str, create: str) -> None:
+    """It would have the rights to create pods, and those to the cloud."""
+    accounts = f"serviceAccount.create={create}", "serviceAccount.name=shoal", name
+    assert "must differ" in refusal(tools, "pools.enabled=true", *accounts)
+    assert render(tools, *accounts), "a value of what is off harms nobody"
 
 
 def test_node_pools_are_left_alone_by_default(tools: Path) -> None:

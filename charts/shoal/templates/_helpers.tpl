@@ -31,10 +31,8 @@ helm.sh/chart: {{ printf "%s-%s" .chart.Chart.Name .chart.Chart.Version | replac
 {{- end }}
 {{- define "shoal.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal" "chart" .) }}{{- end }}
 {{- define "shoal.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal" "chart" .) }}{{- end }}
-{{- define "shoal.podLabels" -}}{{ include "shoal.podLabels.of" (dict "app" "shoal" "chart" .) }}{{- end }}
 {{- define "shoal.pools.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.pools.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
-{{- define "shoal.pools.podLabels" -}}{{ include "shoal.podLabels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.check.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-check" "chart" .) }}{{- end }}
 {{- /* Of a map of labels and the chart's own, in YAML: no key twice. */}}
 {{- define "shoal.merged" -}}{{ mergeOverwrite (last . | fromYaml) (first . | default dict) | toYaml }}{{- end }}
@@ -90,51 +88,4 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- /* What each parameter server listens on, by one port each: of a range, a plugin that does not know `endPort` opens the first. */}}
 {{- define "shoal.ports" -}}
 [{port: 7070}, {port: 7071}, {port: 7072}]
-{{- end }}
-{{- /* Replicas (of a selector, with the platform and the spotLabels) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
-{{- define "shoal.affinity" -}}
-podAntiAffinity:
-  preferredDuringSchedulingIgnoredDuringExecution:
-    - weight: 100
-      podAffinityTerm:
-        topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels: {{- .selector | nindent 12 }}
-nodeAffinity:
-  preferredDuringSchedulingIgnoredDuringExecution:
-    - weight: 100
-      preference:
-        matchExpressions:
-          - {key: cloud.google.com/gke-spot, operator: NotIn, values: ["true"]}
-          {{- if ne .platform "autopilot" }}
-          - {key: cloud.google.com/gke-preemptible, operator: NotIn, values: ["true"]}
-          - {key: cloud.google.com/gke-provisioning, operator: NotIn, values: [spot, preemptible]}
-          - {key: eks.amazonaws.com/capacityType, operator: NotIn, values: [SPOT]}
-          - {key: karpenter.sh/capacity-type, operator: NotIn, values: [spot]}
-          - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
-          {{- range $key, $value := .spotLabels }}
-          - {key: {{ $key }}, operator: NotIn, values: [{{ $value | quote }}]}
-          {{- end }}
-          {{- end }}
-{{- end }}
-
-{{/* Variables that say which nodes pods of jobs go to, for both processes. None is empty: the API server would drop its value, and GitOps see a difference. */}}
-{{- define "shoal.nodes" -}}
-- {name: SHOAL_PLATFORM, value: {{ .Values.platform | quote }}}
-{{- with .Values.spotLabels }}
-- {name: SHOAL_SPOT_LABELS, value: {{ include "shoal.pairs" . | quote }}}
-{{- end }}
-{{- with .Values.spotTaints }}
-- {name: SHOAL_SPOT_TAINTS, value: {{ include "shoal.pairs" . | quote }}}
-{{- end }}
-{{- with .Values.trainer.nodeSelector }}
-- {name: SHOAL_NODE_SELECTOR, value: {{ include "shoal.pairs" . | quote }}}
-{{- end }}
-{{- end }}
-
-{{/* A map as key=value,key=value. */}}
-{{- define "shoal.pairs" -}}
-{{- $pairs := list }}
-{{- range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key $value) }}{{ end }}
-{{- join "," $pairs }}
 {{- end }}

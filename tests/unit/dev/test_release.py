@@ -218,7 +218,8 @@ def test_the_packaged_chart_renders(tmp_path: Path) -> None:
     }
     assert used == {name: reference(IMAGES[name], "r.io/team", __version__) for name in used}
     assert {published[name] for name in used} == {"linux/amd64,linux/arm64"}, "so no selector names one"
-    assert (pod.get("nodeSelector"), environment.get("SHOAL_NODE_SELECTOR")) == (None, None)
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert environment["SHOAL_NODE_SELECTOR"] == "kubernetes.io/os=linux"
     with tarfile.open(package) as archive:
         assert "shoal/README.md" in archive.getnames(), "`helm show readme`"
 
