@@ -32,6 +32,8 @@ class Platform:
     """Whether it admits a pod that names keys of other platforms, to avoid their spot nodes."""
     named_nodes: bool = True
     """Whether a pod's node affinity may name nodes, to avoid them."""
+    keeps_nodes: bool = True
+    """Whether a pod may keep its node from cluster-autoscaler, and asks for nothing else with that."""
     nodes_read: bool = True
     """Whether the operator can read nodes."""
     said: bool = False
@@ -93,8 +95,10 @@ AUTOPILOT = replace(
     marks=(),
     admits_others=False,
     named_nodes=False,
+    keeps_nodes=False,
 )
-"""GKE Autopilot: nodes show no difference, so somebody has to say it."""
+"""GKE Autopilot: nodes show no difference, so somebody has to say it. A pod that keeps its node asks for a longer run
+time there, which is neither for spot pods nor for those with a term about other pods."""
 EKS = Platform(
     "eks",
     spot={NODE_GROUPS_KEY: ("SPOT",), **KARPENTER.spot},

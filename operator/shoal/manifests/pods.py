@@ -40,14 +40,10 @@ RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GPU = "nvidia.com/gpu"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
-_PS_ANNOTATIONS = {
-    "karpenter.sh/do-not-disrupt": "true",
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-}
-_WORKER_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 
 
 @dataclass(frozen=True)
@@ -246,8 +242,15 @@ def _defaults(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    annotations = _PS_ANNOTATIONS if role == "ps" else _WORKER_ANNOTATIONS
-    return {"metadata": {"labels": {}, "annotations": dict(annotations)}, "spec": spec}
+    return {"metadata": {"labels": {}, "annotations": _annotations(role, platform)}, "spec": spec}
+
+
+def _annotations(role: str, platform: Platform) -> dict[str, str]:
+    """What autoscalers may do with the pod's node; a disruption budget holds servers, too."""
+    if role == "worker":
+        return {SAFE_TO_EVICT: "true"}
+    kept = {SAFE_TO_EVICT: "false"} if platform.keeps_nodes else {}
+    return {"karpenter.sh/do-not-disrupt": "true", **kept}
 
 
 def _resources(template: Manifest, role: str, kind: str) -> Collection[str]:

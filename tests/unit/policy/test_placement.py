@@ -28,6 +28,7 @@ from shoal.manifests.platforms import (
     is_spot,
     platform_of,
 )
+from shoal.manifests.pods import SAFE_TO_EVICT
 from shoal.policy.actions import CreatePod
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Plan, Refusal, RefusalKind
@@ -171,6 +172,22 @@ def test_autopilot_admits_every_pod(
     assert not made["spec"].get("nodeSelector")
     assert not any(made["spec"].get(field) for field in ("hostNetwork", "hostPID", "hostIPC"))
     assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
+
+
+@pytest.mark.parametrize("platform", PLATFORMS.values(), ids=PLATFORMS)
+def test_a_server_keeps_its_node_from_the_autoscaler_where_that_is_all_that_it_asks_for(
+    platform: Platform,
+) -> None:
+    """Autopilot takes it as a wish for a longer run time, which it has neither for spot pods nor for any with a term
+    about other pods, as each replacement has: the autoscaler makes no node for them."""
+    asked = pod("ps", platform)["metadata"]["annotations"].get(SAFE_TO_EVICT)
+    assert asked == (None if platform is AUTOPILOT else "false")
+    assert pod("worker", platform)["metadata"]["annotations"] == {SAFE_TO_EVICT: "true"}
+    mine = {"metadata": {"annotations": {SAFE_TO_EVICT: "false"}}}
+    assert (
+        pod("ps", platform, parameterServers={"template": mine})["metadata"]["annotations"][SAFE_TO_EVICT]
+        == "false"
+    )
 
 
 def test_a_pod_goes_where_its_image_runs_unless_its_pool_or_template_says_otherwise() -> None:
