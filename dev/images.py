@@ -69,6 +69,8 @@ IMAGES = {
         Image("digits", "Dockerfile", ("examples/digits",), context="examples/digits", after="worker"),
     )
 }
+GPU = Image("worker-gpu", IMAGES["worker"].dockerfile, ("lock/worker-gpu.txt",), "worker-gpu")
+"""With gigabytes of CUDA: built by a release, else by hand (docs/install.md)."""
 DEMO = ("operator", "ps", "digits")
 """The images of the demo; `worker` is built as the base of `digits`."""
 

@@ -15,7 +15,7 @@ from dev.commands import command
 from dev.console import step
 from dev.demo.backend import docker_answers
 from dev.errors import DevError
-from dev.images import IMAGES, Image
+from dev.images import GPU, IMAGES, Image
 from dev.paths import ROOT
 from shoal import __version__
 
@@ -70,6 +70,18 @@ def upgrade_command(registry: str, tag: str) -> str:
     )
 
 
+def next_steps(registry: str, tag: str) -> str:
+    """What to run when the images are there."""
+    return "\n\n".join((
+        install_command(registry, tag),
+        "or, to upgrade what is installed:",
+        upgrade_command(registry, tag),
+        "Not built: the image for workers with GPUs, of which an upgrade keeps the old one. Build it of the same tag\n"
+        "(docs/install.md, GPU nodes), and add:",
+        f"    --set-string trainer.workerGpuImage={reference(GPU, registry, tag)}",
+    ))  # fmt: skip
+
+
 def _helm(what: str, registry: str, tag: str) -> str:
     words = [f"{name}={value}" for name, value in values(registry, tag).items()]
     sets = [f"--set-string {shlex.quote(each)}" for each in (*words, built_here())]
@@ -102,4 +114,4 @@ def publish(registry: str, tag: str | None = None) -> str:
     for words in commands(tool, registry, tag):
         with step(shlex.join(words[:2] + words[-1:]), every=30):
             command(*words, cwd=ROOT)
-    return f"{install_command(registry, tag)}\n\nor, to upgrade what is installed:\n\n{upgrade_command(registry, tag)}"
+    return next_steps(registry, tag)

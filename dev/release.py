@@ -19,7 +19,7 @@ import yaml
 
 from dev.commands import command
 from dev.errors import DevError
-from dev.images import IMAGES, Image
+from dev.images import GPU, IMAGES
 from dev.paths import ROOT
 from dev.publish import reference, values
 from dev.tools import ensure
@@ -28,7 +28,6 @@ from shoal import __version__
 CHART = ROOT / "charts" / "shoal"
 PLUGIN = "kubectl-shoal"
 PLATFORMS = {("linux", "amd64"), ("linux", "arm64"), ("darwin", "amd64"), ("darwin", "arm64")}
-GPU = Image("worker-gpu", IMAGES["worker"].dockerfile, ("lock/worker-gpu.txt",), "worker-gpu")
 EVERYWHERE, X86 = "linux/amd64,linux/arm64", "linux/amd64"
 
 

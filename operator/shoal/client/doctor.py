@@ -182,7 +182,7 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
                     "helm install shoal charts/shoal …; jobs wait until an operator runs")  # fmt: skip
     for each in cluster.deployments:
         elsewhere = scope_of(each) not in {"", cluster.namespace}
-        for check in (*_replicas(each), *_lease(cluster, each["metadata"])):
+        for check in (*_replicas(each), *_images(each), *_lease(cluster, each["metadata"])):
             yield replace(check, state="warning") if elsewhere and check.state == "broken" else check
     scopes = {scope_of(each) for each in cluster.deployments}
     ours = [
@@ -210,6 +210,18 @@ def _replicas(deployment: Json) -> Iterator[Check]:
     help_ = "" if state == "ok" else describe
     of = f", for the namespace {scope}" if (scope := scope_of(deployment)) else ""
     yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
+
+
+def _images(deployment: Json) -> Iterator[Check]:
+    """Where the image with CUDA is Shoal's own: `make images` builds none, and an upgrade keeps the old one."""
+    variables = _environment(deployment)
+    servers, _, tag = variables.get("SHOAL_IMAGE_PS", "").rpartition(":")
+    workers, _, other = variables.get("SHOAL_IMAGE_WORKER_GPU", "").rpartition(":")
+    if workers and workers == servers.removesuffix("ps") + "worker-gpu" and tag != other:
+        yield Check("images", "warning", f"of new jobs, workers with GPUs are of {other}, parameter servers of {tag}: "
+                    "with another protocol they wait for each other",
+                    f"build worker-gpu of {tag} (docs/install.md), then helm upgrade … "
+                    f"--set trainer.workerGpuImage={workers}:{tag}")  # fmt: skip
 
 
 def scope_of(deployment: Json) -> str:

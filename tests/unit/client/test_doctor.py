@@ -192,6 +192,24 @@ def test_what_is_missing_is_named_with_a_way_out(
     assert words in check.help
 
 
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        ("r.io/shoal-worker-gpu:1", True),
+        ("r.io/shoal-worker-gpu:2", False),
+        ("r.io/own-gpu:7", False),
+        ("r.io/shoal-worker-gpu@sha256:aa", False),
+        ("", False),
+    ],
+)
+def test_an_image_for_gpus_that_an_upgrade_left_behind_is_told(gpu: str, told: bool) -> None:
+    """Of one's own, a tag says nothing."""
+    operator = operator_of("", SHOAL_IMAGE_PS="r.io/shoal-ps:2", SHOAL_IMAGE_WORKER_GPU=gpu)
+    wrong = [each for each in diagnose(replace(GOOD, deployments=[operator])) if each.state != "ok"]
+    assert [(each.name, each.state) for each in wrong] == ([("images", "warning")] if told else [])
+    assert all("--set trainer.workerGpuImage=r.io/shoal-worker-gpu:2" in each.help for each in wrong)
+
+
 def test_a_thousand_coordinators_are_a_line() -> None:
     many = [copy.deepcopy(RUNNING) for _ in range(1000)]
     for number, each in enumerate(many):

@@ -81,7 +81,7 @@ def test_what_is_pushed_is_what_the_printed_install_names(
     for name in pushed:
         assert command(crane, "validate", "--fast", "--remote", name)
 
-    helm, install, *rest = shlex.split(printed.replace("\\\n", " "))
+    helm, install, *rest = shlex.split(printed.partition("\n\n")[0].replace("\\\n", " "))
     assert (helm, install) == ("helm", "install")
     rendered = command(str(ensure(("helm",))["helm"]), "template", *rest, cwd=ROOT)
     named = set(_images(list(yaml.safe_load_all(rendered))))

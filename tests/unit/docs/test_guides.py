@@ -17,8 +17,7 @@ import pytest
 import yaml
 from botocore import xform_name
 
-from dev.images import IMAGES
-from dev.release import GPU
+from dev.images import GPU, IMAGES
 from shoal.api.training_job import TrainingJob
 from tests.unit.docs.pages import blocks, read
 
