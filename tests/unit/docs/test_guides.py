@@ -16,10 +16,12 @@ import botocore.validate
 import pytest
 import yaml
 from botocore import xform_name
+from botocore.utils import ContainerMetadataFetcher
+from google.auth.compute_engine._metadata import _GCE_DEFAULT_MDS_IP
 
 from dev.images import GPU, IMAGES
 from shoal.api.training_job import TrainingJob
-from tests.unit.docs.pages import blocks, read
+from tests.unit.docs.pages import blocks, code, read
 
 PLAYED = ("aws", "docker", "eksctl", "gcloud", "helm", "kubectl", "make", "shoal")
 STUB = r"""#!/bin/bash
@@ -211,6 +213,24 @@ def test_changes_of_a_job_are_of_this_api_and_use_the_gpus_that_are_paid(page: s
     assert changes[0]["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"] == {
         "limits": {"nvidia.com/gpu": 1}
     }
+
+
+@pytest.mark.parametrize(
+    ("page", "addresses"),
+    [
+        ("docs/eks.md", ContainerMetadataFetcher._ALLOWED_HOSTS),
+        ("docs/gke.md", [_GCE_DEFAULT_MDS_IP, "169.254.169.252"]),
+    ],
+)
+def test_a_guide_lets_pods_whose_egress_is_held_to_what_gives_them_credentials(
+    page: str, addresses: list[str]
+) -> None:
+    """Else snapshots fail when the token ends that a server had before."""
+    rules = [yaml.safe_load(each) for each in code(read(page)) if each.startswith("{to: ")]
+    assert rules
+    for rule in rules:
+        assert rule["ports"][0].keys() == {"port"}
+        assert rule["to"][0]["ipBlock"]["cidr"].removesuffix("/32") in addresses
 
 
 def test_each_image_has_a_repository_on_aws(eks: Run) -> None:
