@@ -71,6 +71,8 @@ class Hooks:
         self._folder = Path(self._temporary.name)
         self._seen: Sequence[dict[str, float]] | None = None
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
+        self._names: dict[str, float] = {}
+        """The names in these logs, each with NaN."""
         self._missed = set[tuple[str, str]]()
         self._ended = False
         self.compiled_rate = rate_of(model)
@@ -102,7 +104,7 @@ class Hooks:
         """
         if not self._callbacks or not history:
             return False
-        history = tuple(dict(logs) for logs in history)
+        history = tuple(history)
         try:
             self._delete_checkpoints()
             if anew := not self._continues(history):
@@ -165,21 +167,23 @@ class Hooks:
         self, history: Sequence[dict[str, float]], learning_rate: float | None, *, anew: bool
     ) -> None:
         seen = self._begin() if anew or self._seen is None else self._seen
-        for epoch in range(len(seen), len(history)):
-            if self._model.stop_training:  # as in Keras, no epoch follows
-                break
-            live = epoch == len(history) - 1
-            if live and learning_rate is not None:
-                set_rate(self._model, learning_rate)
-            self._epoch(epoch, self._logs(history[: epoch + 1], live=live), live=live)
-            self._seen = history[: epoch + 1]
+        epoch = len(seen)
+        try:
+            while epoch < len(history) and not self._model.stop_training:  # as in Keras, no epoch follows
+                live = epoch == len(history) - 1
+                if live and learning_rate is not None:
+                    set_rate(self._model, learning_rate)
+                self._epoch(epoch, self._logs(history[epoch], live=live), live=live)
+                epoch += 1
+        finally:
+            self._seen = history[:epoch]
 
     def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:
             self._make()
             shutil.rmtree(self._folder)
             self._folder.mkdir()
-        self._seen, self._ended = (), False
+        self._seen, self._names, self._ended = (), {}, False
         self._model.stop_training = False
         for callback in self._callbacks:
             self._redirect(callback)
@@ -207,16 +211,14 @@ class Hooks:
             target.parent.mkdir(parents=True, exist_ok=True)
             setattr(callback, name, str(target))
 
-    def _logs(self, history: Sequence[dict[str, float]], *, live: bool) -> dict[str, float]:
-        """Keras' logs of the last epoch of `history`, which has no values that are not finite: these are NaN.
+    def _logs(self, logs: dict[str, float], *, live: bool) -> dict[str, float]:
+        """Keras' logs of the next epoch, whose own `logs` have no values that are not finite: these are NaN.
 
         Without them, ModelCheckpoint would save the diverged model as the best one. An earlier epoch may have been
         trained by a run without validation, so it has only the metrics of the epochs before it.
         """
-        names = dict.fromkeys(
-            (*(self._expected if live else ()), *(name for logs in history for name in logs)), math.nan
-        )
-        return names | history[-1]
+        self._names |= dict.fromkeys(logs, math.nan)
+        return (dict.fromkeys(self._expected, math.nan) if live else {}) | self._names | logs
 
     def _delete_checkpoints(self) -> None:
         """Delete the models that ModelCheckpoint wrote in earlier epochs: they would fill the disk.

@@ -1,6 +1,7 @@
 """When the hooks of callbacks are called on a worker, and with which arguments."""
 
 import errno
+import sys
 import urllib.error
 from pathlib import Path
 
@@ -87,6 +88,36 @@ def test_longer_history_with_other_logs_is_replayed(running):
     seen.clear()
     hooks.run([{"loss": 5.0}, *LOGS[1:3]])  # another worker repeated the first epochs
     assert seen == ["begin", (0, 5.0), (1, 2.0), (2, 1.5)]
+
+
+def test_catching_up_takes_a_time_in_proportion_to_the_epochs(running):
+    """Training is at most an epoch ahead of callbacks, so all workers wait while those of a new worker catch up."""
+
+    def calls(epochs):
+        hooks, counted = running(callbacks.Callback), []
+        sys.setprofile(lambda _, event, __: counted.append(event))  # also each turn of a generator
+        try:
+            hooks.run([dict(LOGS[0]) for _ in range(epochs)])
+        finally:
+            sys.setprofile(None)
+        return len(counted)
+
+    assert calls(400) < 2.5 * calls(200)
+
+
+def test_callback_that_fails_has_seen_the_epochs_before(running):
+    seen, fails = [], [True]
+
+    def fail(epoch, _):
+        if epoch == 2 and fails.pop():
+            raise OSError("away")
+
+    hooks = running(lambda: Recorder(seen), lambda: callbacks.LambdaCallback(on_epoch_end=fail))
+    with pytest.raises(UserError, match="away"):
+        hooks.run(LOGS[:3])
+    fails.append(False)
+    hooks.run(LOGS[:3])
+    assert seen == ["begin", (0, 3.0), (1, 2.0), (2, 1.5), (2, 1.5)]
 
 
 @pytest.mark.parametrize("known", [0, 2])
