@@ -292,23 +292,23 @@ class Coordinator:
         # Its answer reports the stop, so this worker pushes no more.
         self.course.last_pushes.arrived(member.worker, now + member.push_limit)
 
-    def count_partial(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
+    def count_partial(self, shards: Sequence[Contents], differs: Contents, *, at_end: bool = False) -> bool:
         """Count the partial samples of these shards (`sides`); returns whether pushes may be in flight.
 
-        `at_end`: pushes in flight count as partial.
+        `differs`: see `partial`. `at_end`: pushes in flight count as partial.
         """
         with self.lock:
             if self.record.ledger is None:
                 raise Unreachable("no worker has joined yet, so the data are unknown")
             present = {member.worker for member in self.members.present()}
-            marks, in_flight = self.record.partial.count(shards, present, at_end=at_end)
+            marks, in_flight = self.record.partial.count(shards, differs, present, at_end=at_end)
             self.record.counters.partial = sum(mark.stop - mark.start for mark in marks)
             self.record.counters.partial_ranges = self.record.ledger.ranges.under(
                 Segment(*mark) for mark in marks
             )
             last_pushes = self.course.last_pushes
             last_pushes.epoch_compared(lambda worker: min(s.last(worker) for s in shards), present)
-            if shards[0].spans() == self.shard.history.contents.spans():
+            if shards[0] == self.shard.history.contents:
                 last_pushes.compared(in_flight=in_flight)
             return in_flight
 

@@ -1,9 +1,10 @@
 """Partial pushes, which only some shards hold, and the positions that they cover. Pure; saved in every snapshot.
 
-The set of partial pushes is computed from the contents of the shards each time. Only the positions are kept here,
-because the shards' journals drop them at the next snapshot. A shard that has returned to a snapshot may have lost tens
-of thousands, which it will lack for the rest of the run: these are kept as ranges, once a snapshot has them as partial,
-so that nothing is done for each of them under the shard's lock again and again.
+The set of partial pushes is computed from the contents of the shards each time, before their lock is taken: `differs`,
+of `uneven`. Only the positions are kept here, because the shards' journals drop them at the next snapshot. A shard that
+has returned to a snapshot may have lost tens of thousands, which it will lack for the rest of the run: these are kept
+as ranges, once a snapshot has them as partial, so that nothing is done for each of them under the shard's lock again
+and again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shoal_trainer.ps.contents import Contents, Push, Worker, arriving, forgotten, settled, uneven
+from shoal_trainer.ps.contents import Contents, Push, Worker, arriving, forgotten, settled
 from shoal_trainer.wire.messages import Entry, Progress
 
 
@@ -47,21 +48,21 @@ class Partial:
                 self._covers[push] = marks
                 self._known.add(push)
 
-    def compared(self, shards: Sequence[Contents]) -> Contents:
+    def compared(self, shards: Sequence[Contents], differs: Contents) -> Contents:
         """Note which of the known pushes all shards hold now; returns those that some lack, without the settled."""
-        differs = uneven(shards).without(self._settled)
+        differs = differs.without(self._settled)
         known = self._covers.keys() - forgotten(shards, self._covers)
         self._whole = (known & set(self._known.without(differs))) | (self._whole - known)
         return differs
 
     def count(
-        self, shards: Sequence[Contents], present: set[Worker], *, at_end: bool = False
+        self, shards: Sequence[Contents], differs: Contents, present: set[Worker], *, at_end: bool = False
     ) -> tuple[list[Progress], bool]:
         """The positions of partial pushes, and whether pushes of `present` workers may be in flight.
 
         Pushes in flight count as partial only `at_end`.
         """
-        differs = self.compared(shards)
+        differs = self.compared(shards, differs)
         in_flight: set[Push] = set()
         for slot, incarnation, start, stop in differs.spans():
             if (slot, incarnation) in present:
@@ -74,9 +75,8 @@ class Partial:
                 marks += self._covers[push]
         return marks, bool(in_flight)
 
-    def published(self, shards: Sequence[Contents]) -> None:
+    def published(self, shards: Sequence[Contents], differs: Contents) -> None:
         """A snapshot with these contents was published: drop the pushes that all shards hold, and settle others."""
-        differs = uneven(shards)
         partial = self._known.within(differs)
         for_good = settled(shards, partial)
         marks = [mark for push in for_good for mark in self._covers[push]]
@@ -85,9 +85,8 @@ class Partial:
         self._keep({push: self._covers[push] for push in partial.without(for_good)})
         self._whole &= self._covers.keys()
 
-    def dump(self, shards: Sequence[Contents], count: int) -> dict[str, Any]:
+    def dump(self, shards: Sequence[Contents], differs: Contents, count: int) -> dict[str, Any]:
         """The state for a snapshot of `count` shards with these contents, as JSON."""
-        differs = uneven(shards)
         return {
             "shards": count,
             "pushes": [[*push, self._covers[push]] for push in self._known.within(differs)],

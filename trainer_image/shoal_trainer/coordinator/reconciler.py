@@ -94,9 +94,10 @@ class Reconciler(Background):
             generation = self._shard.history.generation
             shards = [pushes_of(self._shard, ()), *(other.pushes(()) for other in self._others)]
             contents = sides([(pushes.spans, pushes.begun) for pushes in shards])
-            self._learn(contents, generation)
+            differs = uneven(contents)
+            self._learn(differs, generation)
             with self._partial(generation):
-                return not self._coordinator.count_partial(contents, at_end=at_end)
+                return not self._coordinator.count_partial(contents, differs, at_end=at_end)
 
     def manifest_part(self, files: Sequence[ShardFile]) -> dict[str, Any]:
         """The partial pushes for the manifest of a snapshot of these files.
@@ -105,20 +106,23 @@ class Reconciler(Background):
         """
         with self._lock:
             contents, generation = _contents(files), self._shard.history.generation
-            self._know(files, uneven(contents), generation)
-            unexplained = set(self._learn(contents, generation).spans())
+            differs = uneven(contents)
+            self._know(files, differs, generation)
+            unexplained = set(self._learn(differs, generation).spans())
             if new := unexplained - self._unexplained:
                 self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
             # Not counted: a push that was in flight at the cut may have arrived, and its worker may have left.
             with self._partial(generation) as known:
-                known.compared(contents)
-                return known.dump(contents, len(files))
+                known.compared(contents, differs)
+                return known.dump(contents, differs, len(files))
 
     def published(self, files: Sequence[ShardFile]) -> None:
         """The snapshot of these files was published."""
+        contents = _contents(files)
+        differs = uneven(contents)
         with self._lock, self._partial(self._shard.history.generation) as known:
-            known.published(_contents(files))
+            known.published(contents, differs)
         self.wake()
 
     def settle(self) -> None:
@@ -150,9 +154,8 @@ class Reconciler(Background):
             for file in files:
                 known.learn(entry for push in file.begun for entry in _entries(push, differs))
 
-    def _learn(self, contents: Sequence[Contents], generation: int) -> Contents:
+    def _learn(self, differs: Contents, generation: int) -> Contents:
         """Read the positions of unknown pushes from the journals; returns the pushes that no journal has."""
-        differs = uneven(contents)
         journals: list[Callable[[Sequence[Span]], Pushes]] = [partial(pushes_of, self._shard)]
         journals += [other.pushes for other in self._others]
         for journal in journals:

@@ -21,6 +21,8 @@ Span = tuple[int, int, int, int]
 KEPT_INCARNATIONS = 64
 """Per slot. Pushes of older incarnations are equal on all shards, or already counted as partial."""
 
+_NONE = Positions()
+
 
 class Contents:
     """A set of pushes."""
@@ -44,6 +46,11 @@ class Contents:
         for slot, incarnation, start, stop in self.spans():
             for seq in range(start, stop):
                 yield slot, incarnation, seq
+
+    def __eq__(self, other: object) -> bool:
+        return self._slots == other._slots if isinstance(other, Contents) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __bool__(self) -> bool:
         return any(
@@ -107,15 +114,21 @@ class Contents:
 
 
 def uneven(shards: Sequence[Contents]) -> Contents:
-    """The pushes that some but not all shards contain, without incarnations beyond `KEPT_INCARNATIONS`."""
-    kept = _kept(shards)
-    union = Contents(span for contents in shards for span in contents.spans() if kept(*span[:2]))
-    return Contents(
-        (slot, incarnation, gap_start, gap_stop)
-        for slot, incarnation, start, stop in union.spans()
-        for contents in shards
-        for gap_start, gap_stop in contents.gaps((slot, incarnation), start, stop)
-    )
+    """The pushes that some but not all shards contain, without incarnations beyond `KEPT_INCARNATIONS`.
+
+    Nearly all incarnations are equal in all of them, and are many after weeks: with these nothing else is done.
+    """
+    kept, found = _kept(shards), list[Span]()
+    for slot in set[int]().union(*(contents._slots for contents in shards)):
+        slots = [contents._slots.get(slot, {}) for contents in shards]
+        for incarnation in set[int]().union(*slots):
+            held = [incarnations.get(incarnation, _NONE) for incarnations in slots]
+            if all(one == held[0] for one in held[1:]) or not kept(slot, incarnation):
+                continue
+            union = Positions(interval for one in held for interval in one.intervals())
+            gaps = (one.gaps(*interval) for interval in union.intervals() for one in held)
+            found += [(slot, incarnation, *gap) for each in gaps for gap in each]
+    return Contents(found)
 
 
 def forgotten(shards: Sequence[Contents], pushes: Iterable[Push]) -> set[Push]:

@@ -18,6 +18,13 @@ class Positions:
         for start, stop in intervals:
             self.add(start, stop)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Positions):
+            return NotImplemented
+        return self._starts == other._starts and self._stops == other._stops
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that are not in the set."""
         found = []

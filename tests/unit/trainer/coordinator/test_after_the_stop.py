@@ -9,7 +9,7 @@ from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.protocol import Heartbeat, Leave, TaskDone
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
-from shoal_trainer.ps.contents import Contents
+from shoal_trainer.ps.contents import Contents, uneven
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench, next_work
@@ -68,11 +68,11 @@ def test_evaluation_of_an_epoch_waits_until_its_pushes_are_in_every_shard(arrive
     assert asked
     whole = bench.shard.history.contents.spans()
     ((slot, incarnation, first, _),) = whole
-    lacks_the_last_of_four = Contents([(slot, incarnation, first, first + 3)])
-    bench.coordinator.count_partial([Contents(whole), lacks_the_last_of_four])
+    contents = [Contents(whole), Contents([(slot, incarnation, first, first + 3)])]  # lacks the last of four
+    bench.coordinator.count_partial(contents, uneven(contents))
     assert bench.ask(1).kind == "idle"
     if arrives:
-        bench.coordinator.count_partial([Contents(whole), Contents(whole)])
+        bench.coordinator.count_partial([Contents(whole), Contents(whole)], Contents())
     else:
         bench.now += RESEND_SECONDS
     assert bench.ask(1).task == "evaluate"

@@ -1,6 +1,7 @@
 """Samples in some shards only: against plain sets of pushes, and across restarts of the coordinator."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,11 @@ def contents(held):
     return result
 
 
+def compared(shards):
+    """What `Partial` is told of the shards' contents."""
+    return shards, uneven(shards)
+
+
 @given(shards)
 def test_uneven_is_the_union_minus_the_intersection(held):
     found = [contents(one) for one in held]
@@ -57,26 +63,26 @@ def test_partial_pushes_of_forgotten_incarnations_stay_counted():
         True,
     ):  # before the snapshot after which the incarnation is forgotten, and after it
         if publish:
-            partial.published([one, other])
-        assert partial.count([one, other], set()) == counted
+            partial.published(*compared([one, other]))
+        assert partial.count(*compared([one, other]), set()) == counted
         loaded = Partial()
-        loaded.load(json.loads(json.dumps(partial.dump([one, other], 2))), 2)
-        assert loaded.count([one, other], set()) == counted
+        loaded.load(json.loads(json.dumps(partial.dump(*compared([one, other]), 2))), 2)
+        assert loaded.count(*compared([one, other]), set()) == counted
 
 
 def test_push_that_arrived_everywhere_is_not_partial_when_its_incarnation_is_forgotten():
     one, other, partial = contents([(0, 0, 1)]), contents([]), Partial()
     partial.learn([Entry(1, 0, 0, 1, 1, 0, -1, 4, 6)])
-    assert partial.count([one, other], {(0, 0)}) == ([], True)
-    partial.published([one, other])  # it was in flight while the snapshot was taken
+    assert partial.count(*compared([one, other]), {(0, 0)}) == ([], True)
+    partial.published(*compared([one, other]))  # it was in flight while the snapshot was taken
     other.add((0, 0, 1))
-    assert partial.count([one, other], {(0, 0)}) == ([], False)
+    assert partial.count(*compared([one, other]), {(0, 0)}) == ([], False)
     for shard in (one, other):
         shard.add((0, KEPT_INCARNATIONS, 1))
-    assert partial.count([one, other], set()) == ([], False)
-    assert partial.dump([one, other], 2)["forGood"] == []
-    partial.published([one, other])
-    assert partial.count([one, other], set()) == ([], False)
+    assert partial.count(*compared([one, other]), set()) == ([], False)
+    assert partial.dump(*compared([one, other]), 2)["forGood"] == []
+    partial.published(*compared([one, other]))
+    assert partial.count(*compared([one, other]), set()) == ([], False)
 
 
 @given(shards)
@@ -84,9 +90,9 @@ def test_partial_samples_of_another_run_stay_partial(held):
     found = [contents(one) for one in held]
     partial, begun = Partial(), Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
-    begun.load(json.loads(json.dumps(partial.dump(found, len(found)))), 2, other_run=True)
-    mine, _ = partial.count(found, set())
-    assert sorted(begun.count([Contents(), Contents()], set())[0]) == sorted(mine)
+    begun.load(json.loads(json.dumps(partial.dump(*compared(found), len(found)))), 2, other_run=True)
+    mine, _ = partial.count(*compared(found), set())
+    assert sorted(begun.count(*compared([Contents(), Contents()]), set())[0]) == sorted(mine)
 
 
 @given(shards, st.lists(st.integers(1, 4), min_size=1, max_size=4))
@@ -94,13 +100,13 @@ def test_partial_samples_survive_resharding(held, cuts):
     found = [contents(one) for one in held]
     partial = Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
-    mine, _ = partial.count(found, set())
+    mine, _ = partial.count(*compared(found), set())
     for count in cuts:
         begun = Partial()
-        begun.load(json.loads(json.dumps(partial.dump(found, len(found)))), count)
+        begun.load(json.loads(json.dumps(partial.dump(*compared(found), len(found)))), count)
         if count != len(found):
             found = [Contents() for _ in range(count)]
-        assert sorted(begun.count(found, set())[0]) == sorted(mine)
+        assert sorted(begun.count(*compared(found), set())[0]) == sorted(mine)
         partial = begun
 
 
@@ -125,15 +131,15 @@ def test_what_is_kept_as_ranges_counts_as_before(held, arrive):
         for partial in (each, ranges):
             partial.learn(map(lost, uneven(found)))
         now = [Contents(one.spans()) for one in found]
-        saved = json.loads(json.dumps(ranges.dump(now, len(now))))
-        ranges.published(now)
+        saved = json.loads(json.dumps(ranges.dump(*compared(now), len(now))))
+        ranges.published(*compared(now))
         loaded = Partial()
         loaded.load(saved, len(now))
         present = {(slot, max(one.newest().get(slot, 0) for one in now)) for slot in range(3)}
         for at_end in (False, True):
-            expected, in_flight = each.count(now, present, at_end=at_end)
+            expected, in_flight = each.count(*compared(now), present, at_end=at_end)
             for partial in (ranges, loaded):
-                marks, also = partial.count(now, present, at_end=at_end)
+                marks, also = partial.count(*compared(now), present, at_end=at_end)
                 assert (samples(marks), also) == (samples(expected), in_flight)
 
 
@@ -142,22 +148,22 @@ def test_pushes_that_a_shard_has_lost_for_good_become_ranges_with_the_next_snaps
     one, other = Contents([(0, 0, 1, 1000)]), Contents([(0, 0, 1, 10), (0, 0, 900, 1000)])
     partial = Partial()
     partial.learn(map(lost, uneven([one, other])))
-    assert len(partial.dump([one, other], 2)["pushes"]) == 890
-    partial.published([one, other])
+    assert len(partial.dump(*compared([one, other]), 2)["pushes"]) == 890
+    partial.published(*compared([one, other]))
     partial.learn(map(lost, uneven([one, other])))  # of one that a part names as begun
-    saved = partial.dump([one, other], 2)
+    saved = partial.dump(*compared([one, other]), 2)
     assert (saved["pushes"], saved["settled"]) == ([], ((0, 0, 10, 900),))
     assert saved["forGood"] == [Progress(0, 0, 10, 900)]
     assert not partial.unknown(uneven([one, other]))
-    assert partial.count([one, other], {(0, 0)}) == ([Progress(0, 0, 10, 900)], False)
+    assert partial.count(*compared([one, other]), {(0, 0)}) == ([Progress(0, 0, 10, 900)], False)
 
 
 def test_pushes_of_a_worker_that_was_replaced_become_ranges():
     shards = [Contents([(0, 0, 1, 20), (0, 1, 1, 2)]), Contents([(0, 0, 1, 10), (0, 1, 1, 2)])]
     partial = Partial()
     partial.learn(map(lost, uneven(shards)))
-    partial.published(shards)
-    assert partial.dump(shards, 2)["pushes"] == []
+    partial.published(*compared(shards))
+    assert partial.dump(*compared(shards), 2)["pushes"] == []
 
 
 class Bench:
@@ -202,6 +208,24 @@ class Bench:
     @property
     def counted(self):
         return self.coordinator.record.counters.partial, self.coordinator.record.counters.partial_ranges
+
+
+@pytest.mark.parametrize("act", ["compare", "manifest_part", "published"])
+def test_contents_are_compared_once_and_without_the_lock(act, monkeypatch):
+    """After weeks they name tens of thousands of incarnations, and pushes and heartbeats would wait."""
+    bench, held = Bench(), []
+    bench.push(1, 1)
+
+    def noted(contents):
+        held.append(bench.coordinator.lock._is_owned())
+        return uneven(contents)
+
+    for name, module in sys.modules.items():
+        if name.startswith("shoal_trainer.") and getattr(module, "uneven", None) is uneven:
+            monkeypatch.setattr(module, "uneven", noted)
+    arguments = [] if act == "compare" else [bench.parts()]
+    getattr(bench.reconciler, act)(*arguments)
+    assert held == [False]
 
 
 def test_pushes_in_flight_count_as_partial_at_the_end_only():

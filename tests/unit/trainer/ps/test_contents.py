@@ -1,6 +1,9 @@
 """The set of pushes of a shard after many replacements of workers."""
 
-from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents
+import pytest
+
+from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, uneven
+from shoal_trainer.ps.positions import Positions
 
 
 def test_contents_after_many_replacements_load_quickly() -> None:
@@ -18,3 +21,19 @@ def test_newest_incarnations_of_each_slot_are_kept() -> None:
         *((0, incarnation) for incarnation in range(10, KEPT_INCARNATIONS + 10)),
         (1, 3),
     ]
+
+
+def test_incarnations_that_are_equal_everywhere_are_only_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After weeks these are nearly all of tens of thousands."""
+    spans = [(slot, incarnation, 1, 9) for slot in range(10) for incarnation in range(KEPT_INCARNATIONS)]
+    shards, added = [Contents(spans) for _ in range(3)], list[tuple[int, int]]()
+    shards[1].add((5, KEPT_INCARNATIONS - 1, 9))
+    add = Positions.add
+
+    def counted(positions: Positions, start: int, stop: int) -> list[tuple[int, int]]:
+        added.append((start, stop))
+        return add(positions, start, stop)
+
+    monkeypatch.setattr(Positions, "add", counted)
+    assert uneven(shards).spans() == ((5, KEPT_INCARNATIONS - 1, 9, 10),)
+    assert len(added) < 10
