@@ -40,7 +40,7 @@ class Assigning:
         """The worker's next task or range; None if there is none for it now."""
         if self._course.waits_for_pushes():
             return None
-        if not self._course.evaluation_waits() and (task := self._task(member.worker)) is not None:
+        if not self._course.evaluation_waits() and (task := self._task(member)) is not None:
             return task
         if (lease := self._lease(member)) is not None:
             return Assignment(kind="data", lease=lease)
@@ -70,16 +70,19 @@ class Assigning:
             holders.add(awaited)
         return holders
 
-    def _task(self, worker: Worker) -> Assignment | None:
+    def _task(self, member: Member) -> Assignment | None:
         tasks, token = self._record.tasks, (self._term, next(self._numbers))
-        if (task := tasks.grant(worker, token, self._clock())) is None:
+        if (task := tasks.grant(member.worker, token, self._clock())) is None:
             return None
+        evaluates, epochs = task.kind == "evaluate", task.epoch + 1
+        since = 0 if evaluates else min(member.epochs_told, epochs)
         return Assignment(
             kind="task",
             task=task.kind,
             token=token,
             epoch=task.epoch,
-            history=() if task.kind == "evaluate" else tuple(tasks.history[: task.epoch + 1]),
+            history=() if evaluates else tuple(tasks.history[since:epochs]),
+            since=since,
             learning_rate=tasks.learning_rate,
         )
 

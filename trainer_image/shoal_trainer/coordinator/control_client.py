@@ -281,6 +281,8 @@ class CoordinatorClient:
         self.identity = {"slot": slot, "incarnation": incarnation}
         """The fields of `Caller`."""
         self._requests = 0
+        self._term, self._generation, self._history = 0, 0, tuple[dict[str, float], ...]()
+        """The logs of epochs, and which process told them for which generation: it tells the others only."""
         self._words = itertools.count(1)
 
     def join(self, request: Join) -> Joined:
@@ -293,11 +295,21 @@ class CoordinatorClient:
         return joined
 
     def next_work(self, generation: int = 0, stopped: int | None = None) -> Assignment:
-        """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
-        request = Next(**self.identity, number=self._requests + 1, generation=generation, stopped=stopped)
+        """Request work; a call after `Unreachable` repeats the request. Not thread-safe.
+
+        The history of what it returns is whole.
+        """
+        told = self._term, len(self._history) if generation == self._generation else 0
+        request = Next(
+            **self.identity, number=self._requests + 1, generation=generation, stopped=stopped, told=told
+        )
         assignment = self._client.call("next", request, Assignment)
         self._requests += 1
-        return assignment
+        if not assignment.since and not assignment.history:
+            return assignment
+        self._term, self._generation = assignment.token[0], generation
+        self._history = self._history[: assignment.since] + assignment.history
+        return assignment.model_copy(update={"history": self._history, "since": 0})
 
     def heartbeat(self, beat: Heartbeat) -> Alive:
         """Send a heartbeat over a separate connection."""

@@ -135,6 +135,8 @@ class Coordinator:
             if self.finished is not None:
                 return Assignment(kind="finished", message=self.finished.message)
             if request.number > member.request_number:
+                term, epochs = request.told
+                member.epochs_told = epochs if term == self._term else 0
                 current = request.generation == self.shard.history.generation
                 assigns = current and self.course.grants and not member.left
                 member.assignment = self._assign(member) if assigns else None

@@ -75,6 +75,8 @@ class Member:
     request_number: int = 0
     assignment: Assignment | None = None
     """The answer to that request for work."""
+    epochs_told: int = 0
+    """The epochs whose logs it has, as it said with that request."""
 
     @property
     def present(self) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.lease_index import Grant
@@ -241,6 +241,8 @@ class Next(Caller):
     generation: int = Field(default=0, ge=0)
     stopped: int | None = None
     """The term that this worker knows to have ended training. It holds no lease of that term."""
+    told: tuple[int, NonNegativeInt] = (0, 0)
+    """(term, epochs): this worker has the logs of so many, as that process told them for this generation."""
 
 
 class Assignment(Message):
@@ -252,6 +254,8 @@ class Assignment(Message):
     token: tuple[int, int] = (0, 0)
     epoch: int = 0
     history: tuple[dict[str, float], ...] = ()
+    """The logs of each epoch so far, from epoch `since` on: the worker has the others."""
+    since: int = Field(default=0, ge=0)
     learning_rate: float | None = None
     """For callbacks: the job's learning rate, if a callback has set it."""
     seconds: float = 0.0

@@ -11,7 +11,7 @@ from tests.unit.trainer.ps.shards import push_to
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None, stopped=None):
+def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None, **said):
     """What a worker of the current generation gets; by default it has read the answer to its last request."""
     known = coordinator.members.known.get((slot, incarnation))
     return coordinator.next_work(
@@ -20,7 +20,7 @@ def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None,
             incarnation=incarnation,
             number=number or 1 + (known.request_number if known else 0),
             generation=coordinator.shard.history.generation if generation is None else generation,
-            stopped=stopped,
+            **said,
         )
     )
 
@@ -63,9 +63,9 @@ class Bench:
             )
         )
 
-    def ask(self, slot, incarnation=0, number=None):
+    def ask(self, slot, incarnation=0, **said):
         self.coordinator.tick()
-        return next_work(self.coordinator, slot, incarnation, number=number)
+        return next_work(self.coordinator, slot, incarnation, **said)
 
     def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5, metrics=(), left_out=0):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
@@ -73,9 +73,9 @@ class Bench:
         meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics, left_out=left_out)
         push_to(self.shard, slot, incarnation, seq, self.shard.history.version, meta, aligned(4), delta=True)
 
-    def train(self, slot, incarnation=0):
+    def train(self, slot, incarnation=0, **said):
         """Train until the coordinator assigns something other than data."""
-        while (work := self.ask(slot, incarnation)).kind == "data":
+        while (work := self.ask(slot, incarnation, **said)).kind == "data":
             self.finish(slot, work.lease, incarnation)
         return work
 

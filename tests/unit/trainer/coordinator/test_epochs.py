@@ -50,6 +50,28 @@ def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
     assert report.metrics(bench.coordinator.record) == {"val_accuracy": 0.75}
 
 
+def test_each_epoch_is_told_once_to_the_worker_that_runs_its_callbacks():
+    """Else all of a long run's history is sent with each of its epochs, and made under the shard's lock."""
+    bench, epochs = Bench(stop=StopAfter(epochs=20), callbacks=True), list[tuple[dict[str, float], ...]]()
+    bench.join(0)
+    while (work := bench.train(0, told=(1, len(epochs)))).task == "callbacks":
+        assert work.since == work.epoch
+        epochs.append(work.history)
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token))
+    assert [len(told) for told in epochs] == [1] * 20
+    assert (work.task, work.since, work.history) == ("export", 20, ())
+
+
+@pytest.mark.parametrize("told", [(0, 0), (7, 1)])
+def test_worker_of_an_earlier_version_or_process_is_told_all_epochs(told):
+    bench = Bench(stop=StopAfter(epochs=2), callbacks=True)
+    bench.join(0)
+    for epoch in range(2):
+        work = bench.train(0, told=told)
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token))
+        assert (work.since, len(work.history)) == (0, epoch + 1)
+
+
 def test_reported_epoch_is_complete_after_its_tasks():
     bench = Bench(validation=True, callbacks=True, workers=1)
     work, reports = bench.train(0), []

@@ -195,6 +195,37 @@ def test_request_for_work_carries_the_stop_that_the_worker_knows(start_server):
     assert [(request.generation, request.stopped) for request in received] == [(3, 7)]
 
 
+def test_history_is_whole_whatever_part_of_it_the_coordinator_tells(start_server):
+    """It tells the rest of what this worker has of its process and generation; one of an earlier version, all."""
+    served, received, answers = start_server(), [], []
+
+    def next_work(request):
+        received.append(request.told)
+        return answers.pop(0)
+
+    def told(term, since, *losses):
+        history = [{"loss": loss} for loss in losses]
+        return Assignment(kind="task", task="callbacks", token=(term, 1), since=since, history=history)
+
+    served.server.handlers["next"] = next_work
+    client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
+    histories = []
+    for generation, answer in [
+        (0, told(5, 0, 3.0, 2.0)),
+        (0, Assignment(kind="idle")),
+        (0, told(5, 2, 1.0)),
+        (0, told(5, 2)),  # the export after an epoch that was not complete
+        (0, told(6, 0, 3.0, 2.5)),
+        (1, told(6, 0, 3.0)),  # after a rollback
+        (1, told(6, 1, 1.5)),
+    ]:
+        answers.append(answer)
+        histories.append([logs["loss"] for logs in client.next_work(generation).history])
+    client.close()
+    assert received == [(0, 0), (5, 2), (5, 2), (5, 3), (5, 2), (6, 0), (6, 1)]
+    assert histories == [[3.0, 2.0], [], [3.0, 2.0, 1.0], [3.0, 2.0], [3.0, 2.5], [3.0], [3.0, 1.5]]
+
+
 @pytest.mark.parametrize(
     "error", [Fenced("newer"), UserError("fix it"), ProtocolError("no"), Unreachable("later")]
 )
