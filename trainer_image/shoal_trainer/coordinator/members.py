@@ -1,8 +1,9 @@
 """The workers of a job: when each last contacted the coordinator, and the statistics of its pushes.
 
-A worker without contact for max(5 s, 3 of its steps) is Silent, but keeps its leases. It is fenced when its successor
-joins, when idle workers need its leases or its last push, or after `LOST_SECONDS`; then its pushes are refused and its
-leases released. One that is heard and trains nothing may be `stuck`.
+A worker without contact for 5 s, or for 3 of its steps up to a minute, is Silent, but keeps its leases: it may read for
+long, but sends heartbeats meanwhile. It is fenced when its successor joins, when idle workers need its leases or its
+last push, or after `LOST_SECONDS` or twice as long; then its pushes are refused and its leases released. One that is
+heard and trains nothing may be `stuck`.
 
 If no worker has contacted the coordinator for longer than `SILENCE_SECONDS`, the coordinator itself was unreachable or
 stopped, and that time does not count as silence.
@@ -21,7 +22,8 @@ from shoal_trainer.wire.messages import Timings
 
 SILENCE_SECONDS = 5.0
 SILENCE_STEPS = 3
-"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent."""
+"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent, as steps may
+take the processor from its heartbeats; and so is one that is silent for `LOST_SECONDS`."""
 LOST_SECONDS = 60.0
 KEPT = 512
 """Members to keep of those that left; beyond that, those that left longest ago are removed."""
@@ -91,15 +93,19 @@ class Member:
     @property
     def silence_limit(self) -> float:
         """Seconds without contact after which it is Silent."""
-        step = self.timings.step if self.timings else 0.0
-        return max(SILENCE_SECONDS, SILENCE_STEPS * step)
+        busy = self.timings.step - self.timings.input if self.timings else 0.0
+        return max(SILENCE_SECONDS, min(LOST_SECONDS, SILENCE_STEPS * busy))
 
     @property
     def push_limit(self) -> float:
-        """Seconds within which it pushes, if it trains. Before its first push it may compile its step."""
-        if self.push_seconds is None:
+        """Seconds within which it pushes, if it trains. Before its first push it may compile its step.
+
+        Without the wait for data, in which it pushes what it has.
+        """
+        if self.push_seconds is None or self.timings is None:
             return LOST_SECONDS
-        return max(SILENCE_SECONDS, SILENCE_STEPS * self.push_seconds)
+        busy = 1 - self.timings.input / self.timings.step
+        return max(SILENCE_SECONDS, SILENCE_STEPS * busy * self.push_seconds)
 
     @property
     def worker(self) -> Worker:

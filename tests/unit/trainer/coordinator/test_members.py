@@ -77,8 +77,8 @@ def test_coordinator_pause_does_not_count_as_worker_silence(seconds):
     assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
 
 
-@pytest.mark.parametrize(("step", "seconds"), [(0.0, 60), (30.0, 180)])
-def test_silent_worker_is_fenced_after_60_s_or_six_of_its_steps_if_longer(step, seconds):
+@pytest.mark.parametrize(("step", "seconds"), [(0.0, 60), (15.0, 90), (200.0, 120)])
+def test_silent_worker_is_fenced_after_60_s_or_six_of_its_steps_up_to_120_s(step, seconds):
     bench = Bench()
     for slot in (0, 1):
         bench.join(slot)
@@ -180,6 +180,12 @@ def test_untimed_push_of_an_outage_does_not_shorten_the_wait_for_the_next_push()
     assert member.push_limit == before
     member.pushed(10, 20, 0, Timings(step=2.0))
     assert member.push_limit == 60
+
+
+def test_wait_for_data_does_not_lengthen_the_wait_for_the_next_push():
+    member = Member(0, 0)
+    member.pushed(10, 20, 0, Timings(step=60.0, input=58.0))
+    assert member.push_limit == pytest.approx(60)
 
 
 def test_worker_that_leaves_reports_its_wasted_steps_once():

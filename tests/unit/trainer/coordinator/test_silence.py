@@ -1,8 +1,13 @@
 """Which silent workers are fenced, and how far a resumed run trains ahead."""
 
+import pytest
+
 from shoal_trainer.contract import StopAfter, WorkerState
 from shoal_trainer.coordinator.protocol import DataSpec, Heartbeat
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import Bench, next_work
+from tests.unit.trainer.ps.shards import push_to
 
 
 def begun(workers, **data):
@@ -49,6 +54,24 @@ def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
     silence(bench, 1)
     assert next_work(bench.coordinator, 1).kind == "data"
     assert states(bench) == [WorkerState.FENCED, WorkerState.ACTIVE]
+
+
+@pytest.mark.parametrize(
+    "first", [Timings(step=600.0, input=599.0), Timings(step=600.0, compute=600.0)], ids=["read", "compiled"]
+)
+def test_worker_whose_first_step_took_long_is_fenced_in_a_minute_when_others_idle(first):
+    """Its heartbeats came each second, also while it waited for data or compiled its step."""
+    bench = begun(2, size=4, callbacks=True)
+    bench.coordinator.record.ledger.epochs = 1
+    lease = bench.ask(0).lease
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, lease.start, lease.start + 2),), timings=first)
+    push_to(bench.shard, 0, 0, 1, bench.shard.history.version, meta, aligned(4), delta=True)
+    assert bench.ask(0).kind == "data"
+    lost = bench.now
+    while bench.train(1).kind == "idle":
+        silence(bench, 1)
+        assert bench.now - lost < 70
+    assert states(bench)[0] is WorkerState.FENCED
 
 
 def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
