@@ -300,14 +300,13 @@ class Coordinator:
         `differs`: see `partial`. `at_end`: pushes in flight count as partial.
         """
         with self.lock:
-            if self.record.ledger is None:
+            if (ledger := self.record.ledger) is None:
                 raise Unreachable("no worker has joined yet, so the data are unknown")
             present = {member.worker for member in self.members.present()}
             marks, in_flight = self.record.partial.count(shards, differs, present, at_end=at_end)
+            marks = [mark for mark in marks if ledger.exists(Segment(*mark))]
             self.record.counters.partial = sum(mark.stop - mark.start for mark in marks)
-            self.record.counters.partial_ranges = self.record.ledger.ranges.under(
-                Segment(*mark) for mark in marks
-            )
+            self.record.counters.partial_ranges = ledger.ranges.under(Segment(*mark) for mark in marks)
             last_pushes = self.course.last_pushes
             last_pushes.epoch_compared(lambda worker: min(s.last(worker) for s in shards), present)
             if shards[0] == self.shard.history.contents:

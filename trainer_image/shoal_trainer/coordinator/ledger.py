@@ -100,7 +100,7 @@ class Ledger:
     def apply(self, segment: Segment) -> list[Segment]:
         """Record that these positions were applied; returns those that had been applied before."""
         stop = segment.start if segment.stop is None else segment.stop
-        if not self._exists(segment) or segment.start >= stop:
+        if not self.exists(segment) or segment.start >= stop:
             return []
         while self.opened <= segment.epoch:
             self._open_next()
@@ -141,6 +141,13 @@ class Ledger:
             self.leases.remove(token)
             self._complete()
 
+    def exists(self, segment: Segment) -> bool:
+        """Whether the data have these positions, which come from the network."""
+        files = range(-1, 0) if self.ranges.size is not None else range(self.ranges.files)
+        epochs = min(self.opened + MAX_AHEAD, math.inf if self.epochs is None else self.epochs)
+        within = self.ranges.size is None or (segment.stop is not None and segment.stop <= self.ranges.size)
+        return segment.file in files and 0 <= segment.epoch < epochs and segment.start >= 0 and within
+
     def rest(self, lease: Grant) -> list[Segment]:
         """The parts of a lease that are not done."""
         segment = lease.segment
@@ -157,7 +164,7 @@ class Ledger:
 
         Overlapping leases of other terms are released. Idempotent.
         """
-        if not self._exists(segment):
+        if not self.exists(segment):
             return None
         while self.opened <= segment.epoch:
             self._open_next()
@@ -388,13 +395,6 @@ class Ledger:
         if (end := self._end(lease.segment)) is None:
             return 0
         return sum(max(0, min(piece.end, end) - piece.start) for piece in self.rest(lease))
-
-    def _exists(self, segment: Segment) -> bool:
-        """Whether the data have these positions, which come from the network."""
-        files = range(-1, 0) if self.ranges.size is not None else range(self.ranges.files)
-        epochs = min(self.opened + MAX_AHEAD, math.inf if self.epochs is None else self.epochs)
-        within = self.ranges.size is None or (segment.stop is not None and segment.stop <= self.ranges.size)
-        return segment.file in files and 0 <= segment.epoch < epochs and segment.start >= 0 and within
 
     def _complete(self) -> None:
         """Close, in order, the epochs with no free or leased positions."""
