@@ -141,17 +141,16 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The status, the job's code, or a file of an earlier task under the path of `do_PUT`."""
-        if self.path == CODE or self.path.startswith(FILES):
+        status = self._control.status
+        if self.path != STATUS_PATH or status is None:
             with contextlib.ExitStack() as opened:
                 self._reply(lambda: opened.enter_context(self._opened()))
             return
 
         def answer() -> Message:
-            if self.path != STATUS_PATH or self._control.status is None:
-                raise ProtocolError(f"unknown path {self.path}")
             self._authorize("status")
             self._answers()
-            return self._control.status()
+            return status()
 
         self._reply(answer)
 
@@ -165,7 +164,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             self._answers()
             handler = self._control.handlers.get(name)
             if handler is None:
-                raise ProtocolError(f"unknown path {self.path}")
+                raise self._unknown()
             try:
                 request = REQUESTS[name].model_validate_json(body)
             except ValidationError as error:
@@ -184,7 +183,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             self._answers()
             self._unread = self._length(MAX_FILE)
             if (upload := self._control.upload) is None:
-                raise ProtocolError(f"unknown path {self.path[:200]}")
+                raise self._unknown()
             upload(*self._file(), self._chunks())
             return Done()
 
@@ -197,16 +196,19 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         if self.path == CODE and control.code is not None:
             return control.code()
         if (download := control.download) is None or self.path == CODE:
-            raise ProtocolError(f"unknown path {self.path[:200]}")
+            raise self._unknown()
         return download(*self._file())
 
     def _file(self) -> tuple[int, int, tuple[int, int], str]:
         """(slot, incarnation, token, name) of the path; see `protocol.FILES`."""
         parts = self.path.removeprefix(FILES).split("/", 4)
-        if len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
-            raise ProtocolError(f"unknown path {self.path[:200]}")
+        if len(parts) != 5 or not all(map(is_number, parts[:4])):
+            raise self._unknown()
         slot, incarnation, term, counter = (int(part) for part in parts[:4])
         return slot, incarnation, (term, counter), safe_name(unquote(parts[4]))
+
+    def _unknown(self) -> ProtocolError:
+        return ProtocolError(f"unknown path {self.path[:200]!r}")
 
     # ---
 
@@ -275,7 +277,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def _length(self, limit: int) -> int:
         text = self.headers.get("Content-Length", "")
-        if not text.isdecimal() or int(text) > limit:
+        if not is_number(text) or int(text) > limit:
             raise ProtocolError(f"Content-Length is {text[:20]!r}, not a number of at most {limit} bytes")
         return int(text)
 
@@ -300,6 +302,11 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
                 if not chunk:
                     return
                 self._unread -= len(chunk)
+
+
+def is_number(text: str) -> bool:
+    """Whether these are digits, and no more of them than a number of this protocol has."""
+    return text.isdecimal() and len(text) <= 20
 
 
 def safe_name(name: str) -> str:

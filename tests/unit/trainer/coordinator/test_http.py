@@ -84,6 +84,30 @@ def test_refusals_are_logged_once_without_the_token(start_server, caplog):
     assert "not-the-token" not in caplog.text
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+@pytest.mark.parametrize("known", [True, False])
+def test_paths_do_not_reach_the_log_of_a_stranger_and_those_of_workers_in_short(
+    start_server, caplog, method, known
+):
+    served = start_server()
+    token = served.credentials.token(PURPOSE) if known else "none"
+    head = f"Authorization: Bearer {token}\r\nContent-Length: 0"
+    with served.connect() as connection:
+        connection.sendall(f"{method} /\x1b]0;mine\x07{'a' * 10_000} HTTP/1.1\r\n{head}\r\n\r\n".encode())
+        assert (b" 400 " if known else b" 401 ") in connection.recv(4096).splitlines()[0]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert message.isprintable()
+    assert len(message) < 400
+    assert ("mine" in message) == known
+
+
+def test_number_of_very_many_digits_is_refused(start_server, caplog):
+    served, digits = start_server(), "9" * 5000
+    assert served.ask("POST", "/v1/next", b"", length=digits)[0] == 400
+    assert served.ask("GET", f"{FILES}0/0/0/{digits}/a")[0] == 400
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -261,7 +261,9 @@ def test_part_of_a_push_that_a_vanished_worker_leaves_counts_as_partial(count):
     assert saved["partial"]["pushes"] == [[0, 0, 1, [[0, -1, 8, 10]]]]
 
 
-@pytest.mark.parametrize("mark", [Progress(0, -1, 0, 1 << 18), Progress(1 << 40, -1, 0, 2), Progress(0, 3, 0, 2)])
+@pytest.mark.parametrize(
+    "mark", [Progress(0, -1, 0, 1 << 18), Progress(1 << 40, -1, 0, 2), Progress(0, 3, 0, 2)]
+)
 def test_positions_that_the_data_do_not_have_are_not_partial(mark):
     """Of a damaged worker, and as a manifest may have them: each range of it is named under the shard's lock."""
     bench = Bench()
