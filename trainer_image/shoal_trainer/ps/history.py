@@ -112,6 +112,13 @@ class History:
         if self.journal.nearly_full and not filled:
             self.journal_fills()
 
+    def close_those(self, refused: Callable[[Worker], bool]) -> None:
+        """Nobody will continue the pushes of workers that are `refused`; those under way are left for the next time."""
+        under_way = {walk.push for walk in self.walks.open}
+        for push in list(self.walks.begun.values()):
+            if refused(push.worker) and push not in under_way:
+                self._close(push)
+
     def _close(self, push: Begun) -> None:
         """Nobody will continue this push. As in `Contents`, pushes of older incarnations are forgotten."""
         self.walks.abandon(push)

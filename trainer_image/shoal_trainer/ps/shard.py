@@ -297,6 +297,7 @@ class ShardStore:
             self._settle()
             if self._state is not State.READY or self.model is None:
                 return None
+            self.history.close_those(self.workers.refuses)  # answers name them until this copy is published
             stream = self._stream(Copying(self, also))
         try:
             for index, _ in enumerate(stream.spans()):

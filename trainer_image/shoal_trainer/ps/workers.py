@@ -109,6 +109,11 @@ class Workers:
                 self._left[slot] = incarnation
                 self.expect_no_push(slot)
 
+    def refuses(self, worker: Worker) -> bool:
+        """Whether `check` would raise."""
+        slot, incarnation = worker
+        return incarnation == self._left.get(slot) or incarnation < self._newest.get(slot, 0)
+
     def refused(self) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
         """Whom `fence` and `leave` refuse: the oldest incarnation of each slot that may push, and those that left."""
         with self._changed:

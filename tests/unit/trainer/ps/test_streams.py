@@ -252,6 +252,29 @@ def test_part_of_a_push_is_given_up_when_its_worker_sends_the_next_one() -> None
         shard.pushing(0, 1, 4, 0, meta_of(4), delta=True)
 
 
+def test_parts_of_pushes_of_workers_that_were_refused_are_told_until_the_next_snapshot() -> None:
+    """Else each answer of a job that was scaled down names them to its end, and each piece looks at all of them."""
+    shard = started()
+    for slot in (1, 2, 3):
+        shard.workers.connect(slot, 0)
+        stream = shard.pushing(slot, 0, 1, 0, meta_of(1), delta=True)
+        walked(stream, vector(slot % 3, slot), 1)
+        if slot < 3:
+            stream.close()  # that of slot 3 does not know yet that its worker was refused
+    shard.workers.fence(1, 1)
+    shard.workers.leave(2, 0)
+    shard.workers.fence(3, 1)
+    push_to(shard, 0, 0, 2, 0, meta_of(2), vector(0, 2), delta=True)
+    copy = shard.copy()
+    assert copy is not None
+    assert [(push.slot, push.closed) for push in copy.begun] == [(1, 1), (2, 1), (3, -1)]
+    push_to(shard, 0, 0, 3, 1, meta_of(3), vector(0, 3), delta=True)
+    shard.history.journal.published(2)
+    answer = push_to(shard, 0, 0, 4, 2, meta_of(4), vector(0, 4), delta=True)
+    assert [push.slot for push in answer.meta.begun] == [3]
+    assert [push.worker for push in shard.history.walks.begun.values()] == [(3, 0)]
+
+
 def test_late_duplicate_of_a_push_that_was_given_up_is_refused() -> None:
     shard = started()
     first = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
