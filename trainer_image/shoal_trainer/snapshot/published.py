@@ -40,8 +40,11 @@ class Published:
         return max(numbers(self._storage.names(FOLDER)), default=0) + 1
 
     def create(self, manifest: Manifest) -> bool:
-        """Publish a snapshot; False if its number is taken."""
-        if not self._storage.create(path(manifest.number), sealed(manifest.to_json())):
+        """Publish a snapshot; False if its number is taken. `SnapshotError` if nobody could read it."""
+        content = sealed(manifest.to_json())
+        if len(content) > MAX_MANIFEST:
+            raise SnapshotError(f"its manifest would have more than {MAX_MANIFEST} bytes")
+        if not self._storage.create(path(manifest.number), content):
             return False
         self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
         return True

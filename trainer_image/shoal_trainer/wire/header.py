@@ -35,8 +35,8 @@ MAX_AHEAD = 1e4
 """Updates by which an answer may be asked to be ahead."""
 
 MAX_META = 64 << 10
-MAX_META_HELLO = 4 << 20
-"""For the operations in `_LARGE_META`."""
+MAX_META_HELLO = 8 << 20
+"""For the operations in `_LARGE_META`: a full journal has 3.4 MB, and a begun push up to 6 kB."""
 
 
 class Op(IntEnum):

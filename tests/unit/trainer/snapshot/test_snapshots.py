@@ -278,6 +278,19 @@ def test_damaged_manifest_is_skipped_or_restores_the_same_values(damage: list[tu
         np.testing.assert_array_equal(found[1].arrays["parameters"], values)
 
 
+def test_manifest_that_is_too_large_to_be_read_is_not_published(
+    local: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, some snapshots later, there would be none."""
+    monkeypatch.setattr("shoal_trainer.snapshot.published.MAX_MANIFEST", 100_000)
+    save(local, shards(1))
+    with pytest.raises(SnapshotError, match="more than 100000 bytes"):
+        save(local, shards(1), ledger={"history": "x" * 100_000})
+    found = latest(local)
+    assert found is not None
+    assert found.number == 1
+
+
 @pytest.mark.parametrize("change", [{"parameters": 9 * N}, {"statistics": 9 * N}, {"statistics": 0}])
 def test_manifest_whose_shards_do_not_cover_the_model_is_skipped(
     local: SnapshotStore, tmp_path: Path, change: dict[str, int]

@@ -32,6 +32,7 @@ from shoal_trainer.wire.handshake import Server, read_peer
 from shoal_trainer.wire.header import ASK, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     MAX_APPLIED,
+    MAX_JOURNAL,
     MAX_MARKS,
     MAX_METRICS,
     MAX_NAME,
@@ -287,6 +288,15 @@ def test_answer_of_a_hostile_server_is_refused_or_decoded(
         suppress(TrainerError),
     ):
         decode_answer(client.receive(Op.PARAMETERS, Target(out, 64, 64, Codec.BF16))[1])
+
+
+def test_answer_with_a_full_journal_and_hundreds_of_begun_pushes_may_be_read() -> None:
+    """Those of workers that send, after an outage, what they have trained: else none could pull any more."""
+    marks = tuple(Progress(0, -1, 2 * mark, 2 * mark + 1) for mark in range(MAX_MARKS))
+    begun = tuple(BegunPush(slot, 0, 1, 1, -1, marks) for slot in range(500))
+    entry = Entry(1, 0, 0, 1, 1, 0, -1, 0, 2)
+    meta = encode_answer(AnswerMeta(journal=Journal(0, (entry,) * MAX_JOURNAL), begun=begun))
+    assert header.decode(header.encode(Header(Op.PARAMETERS, meta=len(meta)))).meta == len(meta)
 
 
 def test_a_payload_that_was_not_sent_is_not_sent_again() -> None:
