@@ -108,6 +108,6 @@ def test_control_server_logs_a_refused_thread_and_continues(tmp_path, monkeypatc
             credentials.client_context().wrap_socket(sock) as secured,
         ):
             secured.sendall(b"GET /nothing HTTP/1.1\r\n\r\n")
-            assert secured.recv(12) == b"HTTP/1.1 400"
+            assert secured.recv(12) == b"HTTP/1.1 401"
     finally:
         control.close()
