@@ -93,7 +93,7 @@ def test_code_that_is_gone_or_changed_is_an_error_of_the_user(bucket: str, tmp_p
             fetch(config, credentials, tmp_path)
     with (
         served(tmp_path / "none", bucket, "") as config,
-        pytest.raises(ProtocolError, match="unknown path /v1/code"),
+        pytest.raises(ProtocolError, match="unknown path '/v1/code'"),
     ):
         fetch(config, Credentials.load(config.secret_dir), tmp_path)
 
