@@ -231,7 +231,7 @@ class Files(Source):
             rows = self._rows(dataset, part, batch_size, path)
             yield from batches(rows, batch_size, start, stop, f"The data function, called with {name},")
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Files:  # noqa: ARG002
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Files:  # noqa: ARG002
         """These data in the order of `seed`, unless they have a seed of their own."""
         return dataclasses.replace(self, seed=seed) if self.seed is None else self
 

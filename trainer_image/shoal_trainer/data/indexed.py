@@ -77,7 +77,7 @@ class Ranges(Source):
         """Read the first batch."""
         return next(self.read(Part(0, min(batch_size, self.size), None), batch_size))
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Self:  # noqa: ARG002
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Self:  # noqa: ARG002
         """These data in the order of `seed`, unless they have a seed of their own."""
         return dataclasses.replace(self, seed=seed) if self.seed is None else self  # type: ignore[type-var]
 

@@ -109,7 +109,7 @@ class Batches(Ranges):
         if self.dataset.num_batches < 1:
             raise UserError("The data must have at least one batch; the PyDataset is empty.")
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Batches:
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Batches:
         """See `Source`. What has been read of the data to count them is not read again."""
         placed = super().placed(seed, worker)
         placed.__dict__.update(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.downloads import Download
-from shoal_trainer.data.source import Extent, Part, Probes, Source
+from shoal_trainer.data.source import Epochs, Extent, Part, Probes, Source
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,18 @@ class Mapped(Source):
         """As the data themselves."""
         return self.source.probes()
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Source:
         """As the data themselves."""
         return replace(self, source=self.source.placed(seed, worker))
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """As the data themselves, through the function."""
         return map(self.function, self.source.read(part, batch_size, download))
+
+    def epochs(self, batch_size: int) -> Epochs | None:
+        """As the data themselves, through the function."""
+        found = self.source.epochs(batch_size)
+        return None if found is None else Epochs(lambda: map(self.function, found.read()), found.batches)
 
     def whole(self, batch_size: int) -> Iterator[Batch]:
         """As the data themselves, through the function."""

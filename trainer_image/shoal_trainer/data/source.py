@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,6 +55,13 @@ class Probes(NamedTuple):
     numbers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     """Of each, the norm of what is added in it; none: of arrays, which nothing computes when they are read."""
+
+
+class Epochs(NamedTuple):
+    """Training data as Keras' `fit` reads them, one epoch after another. `batches`: of each; None: reading tells."""
+
+    read: Callable[[], Iterator[Batch]]
+    batches: int | None
 
 
 class Source(ABC):
@@ -113,11 +120,21 @@ class Source(ABC):
     def example(self, batch_size: int) -> Batch:
         """Read one batch to build and trace a model with."""
 
+    def epochs(self, batch_size: int) -> Epochs | None:  # noqa: ARG002
+        """The data for `fit`, if they have an order of their own; None: ranges or files, which each epoch orders anew.
+
+        Call it of the data that were `placed`.
+        """
+        return None
+
     def whole(self, batch_size: int) -> Iterator[Batch]:
         """All data once, in their own order."""
         for part in self.describe().parts():
             yield from self.read(part, batch_size)
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:  # noqa: ARG002
-        """These data for one worker (slot, incarnation), in the order of the job's `seed`."""
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Source:  # noqa: ARG002
+        """These data for one worker (slot, incarnation), in the order of the job's `seed`.
+
+        In a run that continues another one, a third number in `worker` is that of the run.
+        """
         return self

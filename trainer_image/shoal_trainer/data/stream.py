@@ -23,8 +23,8 @@ import numpy as np
 from shoal_trainer.data.batch import Batch, as_tuple, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
 from shoal_trainer.data.lengths import checked, fitting, varying_in
-from shoal_trainer.data.rows import count, rebatched, taken
-from shoal_trainer.data.source import UNPLACED, Extent, Part, Source
+from shoal_trainer.data.rows import alike, count, joined, rebatched, taken
+from shoal_trainer.data.source import UNPLACED, Epochs, Extent, Part, Source
 from shoal_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class Stream(Source):
         data: What yields **batches**, as for Keras' `fit`: a `tf.data.Dataset`, an iterable that can be iterated again,
             an endless `PyDataset`, or a function that returns one of these or a generator. A function with an
             argument that is called `seed`, or has no default, gets a number in it: it follows from the seed of
-            `Training`, and is another one on each worker and in each pass over the data; then no worker skips samples.
-            Data that end are repeated. A `tf.data.Dataset` may also yield single samples.
+            `Training`, and is another one on each worker, in each pass over the data and in a run that continues this
+            one; then no worker skips samples. Data that end are repeated. A `tf.data.Dataset` may also yield single
+            samples.
         samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known; as
             validation, all of any data that end.
         lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
@@ -73,11 +74,13 @@ class Stream(Source):
     samples: int | None = None
     lengths: Sequence[int] = ()
     _rows: _Rows | None = field(init=False, repr=False, default=None)
-    _worker: tuple[int, int] = field(init=False, repr=False, default=(0, 0))
+    _worker: tuple[int, ...] = field(init=False, repr=False, default=(0, 0))
     _seed: int = field(init=False, repr=False, default=0)
     _passes: itertools.count[int] = field(init=False, repr=False, default_factory=itertools.count)
     _read: int = field(init=False, repr=False, default=0)
     """How many samples this worker has taken before its last outage."""
+    _begins: int | None = field(init=False, repr=False, default=None)
+    """The first epoch of which this worker reads."""
     _cut: bool = field(init=False, repr=False, default=False)
     """Whether an evaluation was told to read a part of the data."""
 
@@ -106,10 +109,10 @@ class Stream(Source):
         """The number of samples in an epoch."""
         return Extent(self._counted.size)
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Stream:
+    def placed(self, seed: int, worker: tuple[int, ...] = (0, 0)) -> Stream:
         """The stream of one worker."""
         stream = copy.copy(self)
-        stream._set(_rows=None, _worker=worker, _seed=seed, _passes=itertools.count(), _read=0)
+        stream._set(_rows=None, _worker=worker, _seed=seed, _passes=itertools.count(), _read=0, _begins=None)
         return stream
 
     def _set(self, **fields: Any) -> None:
@@ -151,9 +154,38 @@ class Stream(Source):
                 "The coordinator leases files, but the training data of this worker are a stream. Run the same code on "
                 "every worker."
             )
-        return batches(
-            self._taken(part.stop - part.start, batch_size), batch_size, part.start, part.stop, "The data"
-        )
+        if self._begins is None:
+            self._set(_begins=part.epoch)
+        rows = self._taken(part.stop - part.start, batch_size)
+        return batches(rows, batch_size, part.start, part.stop, "The data")
+
+    def epochs(self, batch_size: int) -> Epochs:
+        """See `Source`. One pass as Keras makes it, unless the user says how many samples make an epoch."""
+        if self.samples is not None:
+            numbers, size = itertools.count(), self.samples
+            steps = -(-size // batch_size) if self._has_one_shape else None
+            return Epochs(lambda: self.read(Part(0, size, next(numbers)), batch_size), steps)
+        own, known = self.batch_size, self._cardinality
+        if own == batch_size and not self.lengths:
+            return Epochs(self._as_they_are, known)
+        return Epochs(lambda: self.whole(batch_size), -(-known // batch_size) if own is None else None)
+
+    @property
+    def _has_one_shape(self) -> bool:
+        """Whether all rows are known to have one shape, so that they can be joined; nobody knows of a generator."""
+        if self.lengths or not _is_dataset(self.data):
+            return False
+        shapes = [leaf.shape for leaf in leaves(self.data.element_spec)]
+        batched = _is_batched(self.data)
+        return all(shape.rank is not None and None not in list(shape)[batched:] for shape in shapes)
+
+    def _as_they_are(self) -> Iterator[Batch]:
+        """The batches of a pass, neither cut nor joined."""
+        end = 0
+        for element in _batches_of(connected(lambda: self._made(0), "the data"), 1):
+            rows = count(element)
+            end += rows
+            yield fill(element, rows, end)
 
     def whole(self, batch_size: int) -> Iterator[Batch]:
         """One pass over the data from their beginning, to `samples` if that was given."""
@@ -190,11 +222,15 @@ class Stream(Source):
             raise
 
     def _go_to_own_place(self, rows: _Rows, batch_size: int) -> None:
-        """Skip to where this worker begins, and what it has read before an outage."""
+        """Skip to where this worker begins, and what it has read before an outage, or the run that it continues."""
         if self._seeded is not None:
             return
-        length, (slot, incarnation) = self._in_a_pass, self._worker
-        missing = (int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read) % length
+        length, (slot, incarnation, *continued) = self._in_a_pass, self._worker
+        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read
+        if continued:
+            missing += (self._begins or 0) * self._counted.size
+        if self._cardinality > 0:
+            missing %= length
         started = time.monotonic()
         while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
             missing -= count(rows.skip(min(missing, batch_size)))
@@ -329,19 +365,26 @@ class _Rows:
         self.taken = 0
 
     def take(self, rows: int) -> Any:
-        """The next rows, at most so many."""
-        element = self.skip(rows)
-        self.taken += count(element)
-        return element
+        """The next rows: so many, or fewer where their shapes change."""
+        parts = [self.skip(rows)]
+        while (missing := rows - sum(map(count, parts))) and alike(parts[0], self._upcoming()):
+            parts.append(self.skip(missing))
+        self.taken += rows - missing
+        return joined(parts)
 
     def skip(self, rows: int) -> Any:
         """The next rows, at most so many, which do not count as taken."""
-        element = next(self._elements) if self._rest is None else self._rest
+        element = self._upcoming()
         self._rest = None
         if count(element) > rows:
             self._rest = taken(element, slice(rows, None))
             element = taken(element, slice(0, rows))
         return element
+
+    def _upcoming(self) -> Any:
+        if self._rest is None:
+            self._rest = next(self._elements)
+        return self._rest
 
 
 def _batches_of(data: Any, batch_size: int) -> Iterator[Any]:

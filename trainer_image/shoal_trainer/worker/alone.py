@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shoal_trainer.coordinator.ranges import Ranges
 from shoal_trainer.data.batch import Batch, map_leaves
-from shoal_trainer.data.source import Part, Source
+from shoal_trainer.data.source import Epochs, Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker.keras_internals import batches_taken_first
@@ -66,11 +66,13 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
 
 
 class Visits:
-    """The batches of each epoch, in the order of a single worker."""
+    """The batches of each epoch, in the order of a single worker; of a `Stream`, in its own, as Keras reads it."""
 
     def __init__(self, job: Training, batch_size: int) -> None:
         extent = job.data.describe()
-        self._data, self._batch_size = job.data.placed(job.seed), batch_size
+        self._data: Source = job.data.placed(job.seed)
+        self._batch_size = batch_size
+        self._epochs: Epochs | None = self._data.epochs(batch_size)
         self._files = extent.files
         self._ranges = Ranges.of(
             size=extent.size,
@@ -83,6 +85,8 @@ class Visits:
     @property
     def batches(self) -> int | None:
         """How many an epoch has; None where only reading tells."""
+        if self._epochs is not None:
+            return self._epochs.batches
         if self._ranges.size is None or self._data.lengths:
             return None
         sizes = (
@@ -94,6 +98,9 @@ class Visits:
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
+        if self._epochs is not None:
+            yield from self._epochs.read()
+            return
         for segment in self._ranges.visiting(epoch, {}):
             file = self._files[segment.file] if self._files else None
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)

@@ -165,8 +165,9 @@ def compose(
 
         run_task(work, attempt, coordinator, drain)
 
+    worker = (config.index, config.incarnation, *_continued(config))
     feed = Feed(
-        preprocessed(job.data.placed(job.seed, (config.index, config.incarnation)), flat_model.model),
+        preprocessed(job.data.placed(job.seed, worker), flat_model.model),
         config.batch_size,
         lambda: coordinator.next_work(leases.generation, leases.stopped),
         leases.grant,

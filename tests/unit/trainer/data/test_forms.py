@@ -244,6 +244,32 @@ def test_a_stream_continues_between_leases_and_repeats():
     assert read(stream, 0, 980)[-13:] == list(range(13))
 
 
+@pytest.mark.parametrize("worker", [(0, 0), (1, 0), (2, 1)])
+def test_a_worker_takes_whole_batches_wherever_its_stream_begins_or_ends(worker):
+    """Not a short one per lease, which costs a step as well."""
+    stream = Stream(tf.data.Dataset.range(100).batch(8), samples=100).placed(0, worker)
+    leases = [(start, min(start + 16, 100)) for start in range(0, 100, 16)]
+    read = [batch for _ in range(3) for lease in leases for batch in stream.read(Part(*lease), 8)]
+    assert [batch.samples for batch in read] == 3 * [*[8] * 12, 4]
+    rows = [int(n) for batch in read for n in batch.x[: batch.samples]]
+    assert rows == [(rows[0] + n) % 100 for n in range(300)]
+
+
+def test_a_run_that_continues_another_one_reads_on():
+    """From the epoch in which it begins: of data of unknown length nobody would ever train the rest."""
+
+    def first(data, worker, epoch=3, samples=100):
+        batch = next(Stream(data, samples=samples).placed(0, worker).read(Part(0, 8, epoch), 8))
+        return int(batch.x[0])
+
+    endless = numbers().repeat()
+    assert first(endless, (0, 0)) == 0
+    assert first(endless, (0, 0, 5)) == 300
+    assert first(numbers, (0, 0, 5)) == 300
+    assert first(numbers(), (0, 0, 5), epoch=13) == 300
+    assert first(numbers(), (1, 0, 5)) == first(numbers(), (1, 0)) + 300
+
+
 def test_workers_begin_at_different_places_and_each_gets_everything():
     places = [read(Stream(numbers()).placed(0, (slot, 0)), 0, 1)[0] for slot in range(8)]
     gaps = np.diff(sorted([*places, 1000]))
@@ -411,11 +437,18 @@ def test_the_seed_of_a_stream_follows_that_of_the_job_and_differs_by_worker_and_
         seeds.append(seed)
         return [np.ones(4)]
 
-    for job, worker in ((0, (0, 0)), (7, (0, 0)), (7, (1, 0)), (7, (1, 1)), (7, (1, 1))):
+    for job, worker in (
+        (0, (0, 0)),
+        (7, (0, 0)),
+        (7, (1, 0)),
+        (7, (1, 0, 9)),  # in a run that continues another one
+        (7, (1, 1)),
+        (7, (1, 1)),
+    ):
         read(Stream(fn, samples=8).placed(job, worker), 0, 12)
-    assert len(seeds) == 15
-    assert len(set(seeds[:12])) == 12
-    assert seeds[12:] == seeds[9:12]
+    assert len(seeds) == 18
+    assert len(set(seeds[:15])) == 15
+    assert seeds[15:] == seeds[12:15]
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 

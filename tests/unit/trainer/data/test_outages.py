@@ -126,6 +126,30 @@ def test_after_an_outage_a_stream_goes_on_where_it_was():
     assert np.array_equal(next(stream.read(Part(20, 64), 4)).x, rows[5][0])
 
 
+def test_a_run_that_continues_another_one_goes_on_where_it_was_after_an_outage():
+    """In an epoch after that in which it began."""
+    rows = [(X[low : low + 4], Y[low : low + 4]) for low in range(0, 64, 4)]
+    store = Store(10)
+    stream = Stream(lambda: ((store.get(x), y) for x, y in rows), samples=16).placed(0, (0, 0, 5))
+    read = [batch.x for batch in stream.read(Part(0, 16, 1), 4)]
+    read += [next(stream.read(Part(0, 16, 2), 4)).x, next(stream.read(Part(4, 16, 2), 4)).x]
+    with pytest.raises(Unreachable):
+        next(stream.read(Part(8, 16, 2), 4))
+    read += [batch.x for batch in stream.read(Part(8, 16, 2), 4)]
+    assert np.array_equal(np.concatenate(read), X[16:48])
+
+
+def test_an_outage_within_a_batch_loses_no_row_of_it():
+    rows = [(X[low : low + 4], Y[low : low + 4]) for low in range(0, 64, 4)]
+    store = Store(5)
+    stream = Stream(lambda: ((store.get(x), y) for x, y in rows), samples=64).placed(0, (0, 0))
+    read = [next(stream.read(Part(low, 64), 8)).x for low in (0, 8)]
+    with pytest.raises(Unreachable):
+        next(stream.read(Part(16, 64), 8))
+    read += [batch.x for batch in stream.read(Part(16, 64), 8)]
+    assert np.array_equal(np.concatenate(read), X[:64])
+
+
 def test_a_pydataset_is_not_read_before_it_is_asked_for_and_each_batch_once():
     store = Store()
     data = Training(model=lambda: None, data=FromStore(store)).data

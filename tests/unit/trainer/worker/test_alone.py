@@ -202,6 +202,83 @@ def test_fit_trains_the_batches_of_the_data_if_no_size_is_named(form):
     assert int(job.fit(verbose=0).optimizer.iterations) == (3 if form == "arrays" else 10)
 
 
+class Recorder(keras.Model):
+    """Trains nothing, and keeps the samples of each step."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.keep = steps.append
+
+    def train_step(self, data):
+        self.keep(np.ravel(data[0] if isinstance(data, tuple) else data).astype(int).tolist())
+        return {"loss": tf.constant(0.0)}
+
+
+def recorder(steps):
+    model = Recorder(steps)
+    model.compile(run_eagerly=True)
+    return model
+
+
+def numbered(*sizes):
+    """A data set of batches with so many rows."""
+
+    def rows():
+        end = 0
+        for size in sizes:
+            yield np.arange(end, end + size, dtype=np.float32)[:, None]
+            end += size
+
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((None, 1), tf.float32))
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(sizes)))
+
+
+IN_BATCHES = {
+    "a remainder": lambda: tf.data.Dataset.range(100).batch(32),
+    "whole batches": lambda: tf.data.Dataset.range(64).batch(32),
+    "repeated": lambda: tf.data.Dataset.range(40).batch(32).repeat(2),
+    "a short first batch": lambda: numbered(4, 32, 32, 32),
+    "longer ones later": lambda: numbered(4, 4, 32),
+}
+
+
+@pytest.mark.parametrize("form", IN_BATCHES)
+def test_fit_makes_the_steps_of_keras_in_each_epoch_of_a_data_set(form):
+    dataset, expected, steps = IN_BATCHES[form](), [], []
+    recorder(expected).fit(dataset, epochs=3, verbose=0, shuffle=False)
+    Training(model=lambda: recorder(steps), data=dataset).fit(epochs=3, verbose=0)
+    assert steps == expected
+
+
+def test_fit_trains_a_data_set_of_samples_once_in_each_epoch():
+    steps = []
+    dataset = tf.data.Dataset.range(70)
+    Training(model=lambda: recorder(steps), data=dataset).fit(epochs=2, batch_size=32, verbose=0)
+    assert steps == 2 * [[*range(32)], [*range(32, 64)], [*range(64, 70)]]
+
+
+@pytest.mark.parametrize("data", [tf.data.Dataset.range(100).batch(32), numbered(*[32] * 3, 4)])
+def test_fit_goes_on_in_a_stream_where_the_epoch_before_has_ended(data):
+    """Also over its end; nothing that is read ahead is lost."""
+    steps = []
+    Training(model=lambda: recorder(steps), data=Stream(data, samples=64)).fit(epochs=3, verbose=0)
+    assert [row for step in steps for row in step] == [n % 100 for n in range(192)]
+    assert [len(step) for step in steps] == [32] * 6
+
+
+def test_fit_trains_every_sample_of_batches_of_several_shapes():
+    """Which cannot be joined, so there are more of them than samples tell."""
+
+    def batches():
+        for size in (2, 3, 4, 5):
+            yield np.full((8, size), size, np.float32)
+
+    steps = []
+    data = Stream(batches, samples=32)
+    Training(model=lambda: recorder(steps), data=data).fit(epochs=2, batch_size=5, verbose=0)
+    assert [step[0] for step in steps] == 2 * [2, 2, 3, 3, 4, 4, 5, 5]
+
+
 def spec(x, y=None, *, seed=0, own=None):
     return spec_of(Training(model=lambda: None, data=Indexed.from_arrays(x, y, seed=own), seed=seed))
 

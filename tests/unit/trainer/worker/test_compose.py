@@ -1,15 +1,18 @@
 """Building a worker: outages at the start, and errors of user code."""
 
 import contextlib
+import itertools
 import threading
 import urllib.error
 from types import SimpleNamespace
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Stream, Training
+from shoal_trainer.contract import InitialFrom
 from shoal_trainer.errors import OutOfMemory, Unreachable, UserError
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
@@ -197,18 +200,37 @@ def test_only_an_optimizer_on_the_workers_is_logged(start_servers, caplog, optim
 def test_worker_trains_the_samples_in_the_order_of_the_seed_of_the_job(start_servers):
     """Else runs with several seeds, for error bars, would all train them in one order."""
     servers = start_servers(None)
-    config, flat_model = servers.config(), build_flat_model(job(), servers.config())
+    first = [first_batch(servers, job(seed=seed)) for seed in (0, 0, 1)]
+    assert first[0] == first[1] != first[2]
+
+
+def first_batch(servers, training, begin=None):
+    """What a worker trains first of a job, which begins from another run."""
+    config = servers.config().model_copy(update={"initial_from": begin})
+    flat_model = build_flat_model(training, config)
     flat_model.trace()
+    coordinator, drain = FakeCoordinator(DATA.size), threading.Event()
+    worker = compose(training, config, flat_model, coordinator, servers.credentials, drain)
+    worker.loop._feed.start()
+    ready = worker.loop._feed.get(SECONDS)
+    worker.close()
+    return ready.batch.x.tolist()
 
-    def first_batch(seed):
-        coordinator, drain = FakeCoordinator(DATA.size), threading.Event()
-        worker = compose(job(seed=seed), config, flat_model, coordinator, servers.credentials, drain)
-        worker.loop._feed.start()
-        ready = worker.loop._feed.get(SECONDS)
-        worker.close()
-        return ready.batch.x.tolist()
 
-    assert first_batch(0) == first_batch(0) != first_batch(1)
+def test_a_run_that_goes_on_draws_other_samples_of_a_stream(start_servers):
+    """Else the head of a long stream would be trained in each run, and never the rest."""
+
+    def drawn(seed):
+        rows = np.random.default_rng(seed).normal(size=(32, *DATA.x.shape[1:])).astype(np.float32)
+        yield rows, DATA.y[:32]
+
+    servers = start_servers(None)
+    training = Training(model=functional, data=Stream(drawn, samples=DATA.size))
+    first, second = (InitialFrom(uri=f"s3://bucket/n/j/{run}") for run in "ab")
+    found = [first_batch(servers, training, begin) for begin in (None, first, second, first)]
+    assert found[1] == found[3]
+    assert not any(a == b for a, b in itertools.combinations(found[:3], 2))
+    assert first_batch(servers, training, first.model_copy(update={"weights_only": True})) == found[0]
 
 
 def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
