@@ -193,8 +193,19 @@ class Hooks:
         for callback in self._callbacks:
             callback.on_train_begin({})
         self._begin_epoch(0)
-        self._set_compiled_rate()  # with which the first epoch was trained
+        self._warn_of_first_rate()
         return self._seen
+
+    def _warn_of_first_rate(self) -> None:
+        """The first epoch is complete by now; what follows has the rate that callbacks set for it, as in Keras."""
+        compiled, rate = self.compiled_rate, rate_of(self._model)
+        if compiled is not None and rate is not None and rate != compiled:
+            log.warning(
+                "a callback sets a learning rate of %.3g before the first epoch, which the job trains with that of "
+                "compile(), %.3g: callbacks run when an epoch is complete. Give it to compile()",
+                rate,
+                compiled,
+            )
 
     def _set_compiled_rate(self) -> None:
         if self.compiled_rate is not None:

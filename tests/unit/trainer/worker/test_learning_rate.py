@@ -21,7 +21,7 @@ from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.coordinator.bench import Bench
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, functional, job
+from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.scripted import Bench as Scripted
 
@@ -51,6 +51,21 @@ class PerEpoch(callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.optimizer.learning_rate = 0.01 / 2**epoch
+
+
+class AtBegin(callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.learning_rate = 0.5
+
+
+class Table(callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch in (0, 3):
+            self.model.optimizer.learning_rate = 0.5 / (1 + epoch)
+
+
+def compounding():
+    return callbacks.LearningRateScheduler(lambda _, rate: 0.9 * rate)
 
 
 @pytest.fixture
@@ -95,6 +110,32 @@ def test_rates_are_those_of_fit_whichever_worker_runs_the_callbacks(worker, make
         seen.append(0.01 if rate is None else rate)
     assert len(set(expected)) > 1
     assert seen == pytest.approx(expected[1:])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("make", [AtBegin, Table, compounding])
+def test_a_rate_set_before_the_first_epoch_is_that_of_fit_from_the_second_on(worker, make, every, caplog):
+    """Callbacks run only when the first epoch is complete: it has the rate of `compile()`, and the worker says so."""
+    fitted, in_fit = functional(), []
+    note = callbacks.LambdaCallback(on_epoch_end=lambda *_: in_fit.append(rate_of(fitted)))
+    fitted.fit(X[:16], Y[:16], epochs=5, verbose=0, callbacks=[make(), note])
+    rate, trained = None, []
+    for epoch in range(5):
+        trained.append(0.01 if rate is None else rate)
+        if epoch % every == 0:
+            tasks = worker(make)
+        outcome = tasks.run_callbacks(tasks._flat_model.initial(), HISTORY[: epoch + 1], rate)
+        rate = rate if outcome.learning_rate is None else outcome.learning_rate
+    assert trained == pytest.approx([0.01, *in_fit[1:]])
+    assert f"a learning rate of {in_fit[0]:.3g}" in caplog.text
+    assert "Give it to compile()" in caplog.text
+
+
+def test_the_rate_of_compile_is_not_told_as_another_one(worker, caplog):
+    for make in (plateau, falling, PerEpoch):
+        tasks = worker(make)
+        tasks.run_callbacks(tasks._flat_model.initial(), HISTORY[:1])
+    assert "learning rate" not in caplog.text
 
 
 def test_the_rate_of_the_job_counts_not_that_of_the_replay(worker):
