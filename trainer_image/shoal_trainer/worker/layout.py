@@ -7,7 +7,8 @@ travel in the same vector, but no optimizer changes them (`ps/statistics`). So o
 snapshot contains it, and the batches of all workers update it as in one process.
 
 The state of seeds and metrics stays on the worker, and so do frozen weights that a step assigns (a teacher that follows
-its student): a difference is computed one push late, so the sum of differences of copies would oscillate.
+its student) and the scales of float8: a difference is computed one push late, so the sum of differences of copies would
+oscillate.
 """
 
 from __future__ import annotations
@@ -94,18 +95,20 @@ class Layout:
 
 
 def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
-    """The trainable variables of a built Keras model, and its statistics.
+    """The trainable variables of a built Keras model that gradients move, and its statistics.
 
-    Statistics are the non-trainable float variables of trainable layers; frozen weights are not statistics.
+    Statistics are the non-trainable float variables of trainable layers; frozen weights are not statistics. The scales
+    of float8 are neither: a step overwrites them by what it has seen.
     """
     seen = {id(v) for v in model.trainable_variables}
+    trainable = [v for v in model.trainable_variables if not getattr(v, "overwrite_with_gradient", False)]
     statistics = []
     for layer in layers_of(model):
         for variable in layer_variables(layer)[1] if layer.trainable else ():
             if id(variable) not in seen and str(variable.dtype) in FLOATS:
                 seen.add(id(variable))
                 statistics.append(variable)
-    return list(model.trainable_variables), statistics
+    return trainable, statistics
 
 
 def outside_layout(model: Any) -> list[Any]:

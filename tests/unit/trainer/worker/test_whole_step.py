@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import UserError
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import place
@@ -226,3 +227,31 @@ def test_accumulation_on_the_worker_is_refused_with_the_reason():
     flat_model.trace()
     with pytest.raises(UserError, match=r"not supported: keras.remat or a tf.custom_gradient uses"):
         place(model, flat_model.layout, 16, (), flat_model.found.whole)
+
+
+def test_scales_of_float8_are_each_workers_own():
+    """A step overwrites them: the sum of what several workers change would be as many times as far."""
+
+    def network(rate):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((6, 6, 1)), L.Flatten(), L.Dense(8, activation="relu"), L.Dense(4)]
+        model = keras.Sequential(layers)
+        for layer in model.layers[1:]:
+            layer.quantize("float8")
+        return compiled(model, SGD(rate))
+
+    workers = [FlatModel(network(0.1), BATCHES[0], "fp32") for _ in range(2)]
+    assert not [entry.path for entry in workers[0].layout.entries if "scale" in entry.path]
+    for worker in workers:
+        worker.trace()
+    plain, flat = network(0.2), aligned(workers[0].layout.size)
+    flat[:] = workers[0].initial()
+    for batch in BATCHES[:6]:
+        loss = float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"])
+        steps = [worker.step(worker.vector.alias(flat), batch) for worker in workers]
+        assert [step.loss for step in steps] == pytest.approx([loss] * 2, rel=1e-5)
+        flat += sum(np.array(step.update) for step in steps)
+    for worker in workers:
+        for ours, keras_own in zip(worker.model.trainable_variables, plain.trainable_variables, strict=True):
+            if keras_own.overwrite_with_gradient:
+                np.testing.assert_allclose(ours.numpy(), keras_own.numpy(), rtol=1e-4)
