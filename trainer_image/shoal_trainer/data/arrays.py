@@ -118,9 +118,7 @@ def as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Pack a sample as Keras' `fit(x, y, sample_weight)` passes it to `train_step`."""
-    if sample_weight is not None:
-        return x, y, sample_weight
+    """Pack a sample as Keras' `fit(x, y, sample_weight)` passes it to `train_step`: without y, weights are left out."""
     if y is not None:
-        return x, y
+        return (x, y) if sample_weight is None else (x, y, sample_weight)
     return (x,) if isinstance(x, tuple | list) else x

@@ -75,6 +75,11 @@ def fill(element: Any, size: int, end: int) -> Batch:
     Raises `UserError` if the parts of the element have different numbers of rows.
     """
     x, y, user_weight = split(element)
+    if y is None and user_weight is not None:
+        raise UserError(
+            "The data yield (x, None, sample_weight), which Keras' fit refuses: losses weigh by y. Leave the weights "
+            "out, or make them a part of x."
+        )
     counts = {rows_of(leaf) for leaf in leaves((x, y, user_weight))}
     if len(counts) != 1:
         raise UserError(
@@ -134,6 +139,17 @@ def located(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
             yield from located(part, (*path, index))
     elif structure is not None:
         yield path, structure
+
+
+def paths_of(structure: Any) -> list[tuple[Any, ...]]:
+    """Which arrays a structure has."""
+    return [path for path, _ in located(structure)]
+
+
+def named_in(element: Any) -> str:
+    """The arrays of a sample or batch in words: "x.age, x.weight, y"."""
+    parts = ("x", "y", "sample_weight")
+    return ", ".join(".".join(map(str, (parts[first], *rest))) for first, *rest in paths_of(split(element)))
 
 
 def map_leaves(function: Any, structure: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.data.arrays import as_floatx
-from shoal_trainer.data.batch import as_tuple, leaves, map_leaves
+from shoal_trainer.data.batch import as_tuple, leaves, map_leaves, named_in
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
 from shoal_trainer.data.order import order_name, samples_at
-from shoal_trainer.data.rows import alike, count, rebatched, stacked, taken
+from shoal_trainer.data.rows import alike, columns, count, rebatched, stacked, taken
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.errors import UserError
 
@@ -136,7 +136,13 @@ class Batches(Ranges):
 
     @functools.cached_property
     def _first(self) -> Any:
-        return _as_batch(connected(lambda: self._read(0), "the batch 0"))
+        found = _as_batch(connected(lambda: self._read(0), "the batch 0"))
+        if not count(found):
+            raise UserError(
+                "The first batch of the PyDataset has no rows, so nobody knows how many the others have. Leave empty "
+                "batches out."
+            )
+        return found
 
     @property
     def batch_size(self) -> int:
@@ -220,7 +226,12 @@ def _as_arrays(structure: Any) -> Any:
         return type(structure)(*map(_as_arrays, structure))
     if isinstance(structure, tuple):
         return tuple(map(_as_arrays, structure))
-    return None if structure is None else as_floatx(np.asarray(structure))
+    if structure is None:
+        return None
+    found = np.asarray(structure)
+    if found.dtype.kind == "S" and not isinstance(structure, np.ndarray):  # which loses zeros at the end
+        return np.asarray(structure, object)
+    return as_floatx(found)
 
 
 def _as_batch(structure: Any) -> Any:
@@ -229,11 +240,10 @@ def _as_batch(structure: Any) -> Any:
 
 def _stacked(samples: Sequence[Any]) -> Any:
     """Single samples as one element."""
-    columns = zip(*(leaves(sample) for sample in samples), strict=True)
-
-    advice = "Pad them, or pass Indexed.from_items(…, lengths=[…])."
-    return map_leaves(lambda _: stacked(next(columns), advice), samples[0])
+    found, advice = columns(samples), "Pad them, or pass Indexed.from_items(…, lengths=[…])."
+    return map_leaves(lambda _: stacked(next(found), advice), samples[0])
 
 
 def _shapes(element: Any) -> str:
-    return ", ".join(str(np.shape(leaf)) for leaf in leaves(element))
+    shapes = ", ".join(str(np.shape(leaf)) for leaf in leaves(element))
+    return f"{shapes} ({named_in(element)})"

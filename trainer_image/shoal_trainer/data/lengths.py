@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import leaves, map_leaves
-from shoal_trainer.data.rows import stacked
+from shoal_trainer.data.rows import columns, stacked
 from shoal_trainer.errors import UserError
 
 
@@ -45,12 +45,13 @@ class Lengths:
 
     def stacked(self, samples: Sequence[Any]) -> tuple[Any, npt.NDArray[np.int64]]:
         """Single samples as one element."""
-        longest, flat = self.lengths[-1], [[np.asarray(leaf) for leaf in leaves(s)] for s in samples]
-        sizes = np.array([self._length([leaf.shape[:1] for leaf in row]) for row in flat], np.int64)
-        columns = iter(zip(zip(*flat, strict=True), self.varies, strict=True))
+        longest, arrays = self.lengths[-1], [tuple(map(np.asarray, column)) for column in columns(samples)]
+        lengths = ([leaf.shape[:1] for leaf in row] for row in zip(*arrays, strict=True))
+        sizes = np.array([self._length(row) for row in lengths], np.int64)
+        found = iter(zip(arrays, self.varies, strict=True))
 
         def stack(_: Any) -> Any:
-            rows, varies = next(columns)
+            rows, varies = next(found)
             if not varies:
                 return stacked(
                     rows, "Pad them: other arrays were seen to vary in length, and this one was not."
@@ -108,18 +109,14 @@ class Lengths:
 
 def varying_in(samples: Sequence[Any], axis: int = 0) -> list[bool]:
     """Which arrays of these samples vary in length along an axis; if none does, those that are as long as the first."""
-    columns = list(
-        zip(
-            *([np.shape(leaf)[axis : axis + 1] for leaf in leaves(sample)] for sample in samples), strict=True
-        )
-    )
-    found = [len(set(column)) > 1 for column in columns]
+    sizes = [tuple(np.shape(leaf)[axis : axis + 1] for leaf in column) for column in columns(samples)]
+    found = [len(set(column)) > 1 for column in sizes]
     if any(found):
         return found
-    first = next(filter(any, columns), None)
+    first = next(filter(any, sizes), None)
     if first is None:
         raise UserError("lengths=… needs samples with an array of at least one axis.")
-    return [column == first for column in columns]
+    return [column == first for column in sizes]
 
 
 def varying_by(spec: Any) -> list[bool]:

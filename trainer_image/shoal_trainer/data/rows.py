@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal_trainer.data.batch import leaves, map_leaves, rows_of
+from shoal_trainer.data.batch import leaves, located, map_leaves, named_in, paths_of, rows_of
 from shoal_trainer.errors import UserError
 
 
@@ -23,16 +23,32 @@ def taken(element: Any, rows: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether the rows of two elements have the same shapes, so that they can be joined."""
-    return [np.shape(a)[1:] for a in leaves(one)] == [np.shape(b)[1:] for b in leaves(other)]
+    """Whether the rows of two elements have the same arrays of the same shapes, so that they can be joined."""
+    shapes = ([(path, np.shape(leaf)[1:]) for path, leaf in located(each)] for each in (one, other))
+    return next(shapes) == next(shapes)
+
+
+def columns(elements: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """The arrays of several elements, those of one name together. Raises `UserError` if one has others than the first.
+
+    By their number alone, one column would be trained under another one's name.
+    """
+    first = paths_of(elements[0])
+    for element in elements:
+        if paths_of(element) != first:
+            raise UserError(
+                f"A sample has {named_in(element)}, and another one {named_in(elements[0])}. Make all samples alike in "
+                "structure: give each of them the same keys, and a value where it has none."
+            )
+    return zip(*map(leaves, elements), strict=True)
 
 
 def joined(elements: Sequence[Any]) -> Any:
     """All rows of several elements as one."""
     if len(elements) == 1:
         return elements[0]
-    columns = zip(*(leaves(element) for element in elements), strict=True)
-    return map_leaves(lambda _: np.concatenate([np.asarray(leaf) for leaf in next(columns)]), elements[0])
+    found = columns(elements)
+    return map_leaves(lambda _: np.concatenate([np.asarray(leaf) for leaf in next(found)]), elements[0])
 
 
 def stacked(rows: Sequence[npt.NDArray[Any]], advice: str) -> npt.NDArray[Any]:

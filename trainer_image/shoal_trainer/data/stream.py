@@ -23,7 +23,7 @@ import numpy as np
 from shoal_trainer.data.batch import Batch, as_tuple, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
 from shoal_trainer.data.lengths import checked, fitting, varying_in
-from shoal_trainer.data.rows import alike, count, joined, rebatched, taken
+from shoal_trainer.data.rows import alike, columns, count, joined, rebatched, taken
 from shoal_trainer.data.source import UNPLACED, Epochs, Extent, Part, Source
 from shoal_trainer.errors import UserError
 
@@ -317,6 +317,7 @@ class Stream(Source):
 
     def _padded(self, element: Any) -> Any:
         varies = self._head.varies
+        columns((self._head.first, element))  # raises if it has others
         longest = max(leaf.shape[1] for leaf, each in zip(leaves(element), varies, strict=True) if each)
         width, flags = fitting(self.lengths, longest, "A batch"), iter(varies)
 

@@ -118,9 +118,7 @@ def validation_batches(source: Source, batch_size: int) -> Iterator[Batch]:
 
 def as_keras(batch: Batch) -> Any:
     """The real samples of a batch, as Keras' `fit` and `evaluate` take them."""
-    element = batch.as_given()
-    # A Dataset cannot hold None.
-    return _tuples(element[:1] if batch.parts == 3 and batch.y is None else element)
+    return _tuples(batch.as_given())
 
 
 def dataset_of(

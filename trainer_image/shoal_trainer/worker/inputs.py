@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.batch import Batch, leaves, named_in, paths_of
 from shoal_trainer.worker.several_devices import shares
 
 Placed = tuple[list[Any], tuple[Any, ...]]
@@ -28,6 +28,8 @@ class Inputs:
         self._devices, self._as_given, self._on_host = devices, as_given, on_host
         self.structure: Any = next(self._arguments(example))
         """Of the arguments of one device."""
+        self._paths, self._named = paths_of(self.structure), named_in(example.as_given())
+        """By their number alone, one array would be trained under another one's name."""
         self.specs = [_spec(leaf) for arguments in self._arguments(example) for leaf in leaves(arguments)]
         """Of all tensors, for each device."""
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
@@ -43,14 +45,17 @@ class Inputs:
         return inputs
 
     def _place(self, batch: Batch) -> Placed:
-        shared = [list(leaves(arguments)) for arguments in self._arguments(batch)]
+        given = list(self._arguments(batch))
+        if paths_of(given[0]) != self._paths:
+            raise TypeError(f"its parts are {named_in(batch.as_given())}, those of the first {self._named}")
+        shared = [list(leaves(arguments)) for arguments in given]
         shapes = tuple(np.shape(leaf) for share in shared for leaf in share)
         specs = self.specs[: len(self.specs) // len(shared)]
         tensors: list[Any] = []
         for device, share in zip(self._devices or (None,), shared, strict=True):
             with tf.device(device):
-                given = [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
-                tensors += given if self._on_host else map(tf.identity, given)
+                placed = [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
+                tensors += placed if self._on_host else map(tf.identity, placed)
         return tensors, shapes
 
     def _arguments(self, batch: Batch) -> Iterator[Any]:

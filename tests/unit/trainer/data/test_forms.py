@@ -227,6 +227,64 @@ def test_items_of_different_shapes_need_lengths():
         Indexed.from_items(items).example(3)
 
 
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (
+            [({"id": 1.0, "celsius": 20.0}, 0.0), ({"id": 2.0, "fahrenheit": 68.0}, 1.0)],
+            "x.fahrenheit, x.id, y",
+        ),
+        ([(1.0, 0.0), (2.0, 1.0, 5.0)], "x, y, sample_weight, and another one x, y"),
+        ([{"a": 1.0}, ({"a": 2.0}, 1.0)], "x.a, y, and another one x.a"),
+        ([{"a": 1.0, "b": None}, {"a": None, "b": 2.0}], "x.b, and another one x.a"),
+        ([{"a": 1.0, "b": 2.0}, {"a": 1.0, "b": None}], "x.a, and another one x.a, x.b"),
+    ],
+)
+@pytest.mark.parametrize("lengths", [(), (4,)])
+def test_samples_with_other_parts_than_the_first_are_named(items, words, lengths):
+    """Else one column would be trained under another one's name, or weights would be lost."""
+    vectors = [
+        keras.tree.map_structure(lambda value: value if value is None else [value], item) for item in items
+    ]
+    with pytest.raises(UserError, match=f"A sample has .*{words}.* Make all samples alike"):
+        Indexed.from_items(vectors, lengths=lengths).example(2)
+
+
+def test_bytes_keep_their_zeros():
+    rows = [np.float32(1).tobytes(), np.float32(0).tobytes()]
+    assert tf.convert_to_tensor(Indexed.from_items(rows).example(2).x).numpy().tolist() == rows
+    pair = Indexed.from_items([([row, b"a"], 1) for row in rows]).example(2).x
+    assert tf.convert_to_tensor(pair).numpy().tolist() == [[row, b"a"] for row in rows]
+
+
+def test_a_pydataset_that_begins_with_an_empty_batch_says_so():
+    class Empty(Sequence):
+        def __getitem__(self, index):
+            return super().__getitem__(index - 1) if index else (X[:0], Y[:0])
+
+    with pytest.raises(UserError, match="The first batch of the PyDataset has no rows"):
+        training(Empty()).data.describe()
+
+
+class Renamed(keras.utils.PyDataset):
+    """Its later batches have another key."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"a": X[:8], "b" if index < 2 else "c": X[:8]}, Y[:8]
+
+
+def test_batches_with_other_keys_are_named():
+    data = training(Renamed()).data
+    with pytest.raises(UserError, match=r"The batch \d of the PyDataset has .*x\.a, x\.c, y.*x\.a, x\.b, y"):
+        list(data.read(Part(0, data.describe().size), 8))
+    stream = Stream(lambda: map(Renamed().__getitem__, range(4)), samples=32, lengths=[4])
+    with pytest.raises(UserError, match=r"A sample has x\.a, x\.c, y"):
+        list(stream.read(Part(0, 32), 8))
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 

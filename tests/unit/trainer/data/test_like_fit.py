@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, UserError
+from shoal_trainer import Indexed, Stream, Training, UserError
 
 
 class Seen(keras.Model):
@@ -46,6 +46,28 @@ def test_shapes_and_types_match_fit(name):
 def test_series_of_sample_weights_is_accepted():
     batch = Indexed.from_arrays(np.zeros((8, 3)), np.zeros(8), TABLE["a"]).example(8)
     assert sorted(batch.weights) == list(range(8))
+
+
+def test_weights_without_labels_are_left_out_as_by_fit():
+    """A `compute_loss` that uses them would weigh in training, and not in an evaluation."""
+    rows, given = np.zeros((8, 3)), []
+
+    class Weighed(keras.Model):
+        def train_step(self, data):
+            given.append(keras.utils.unpack_x_y_sample_weight(data)[2])
+            return {"loss": tf.constant(0.0)}
+
+    def build():
+        model = Weighed()
+        model.compile(run_eagerly=True)
+        return model
+
+    build().fit(rows, None, sample_weight=np.ones(8), verbose=0)
+    Training(model=build, data=(rows, None, np.full(8, 5.0))).fit(verbose=0)
+    assert given == [None, None]
+    assert np.array_equal(Indexed.from_arrays(rows, None, np.full(8, 5.0)).example(8).weights, np.ones(8))
+    with pytest.raises(UserError, match="which Keras' fit refuses"):
+        Stream(lambda: [(rows, None, np.ones(8))], samples=8).example(8)
 
 
 @pytest.mark.parametrize(

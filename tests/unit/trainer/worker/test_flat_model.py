@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import UserError
-from shoal_trainer.data.batch import Batch
+from shoal_trainer.data.batch import Batch, fill
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
@@ -106,6 +106,19 @@ def test_named_inputs_may_come_in_any_order():
     assert np.array_equal(result.update, again.update)
     plain = by_name().train_on_batch(x, rows % 4, return_dict=True)
     assert result.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
+
+
+def test_a_batch_with_another_key_is_refused_as_by_fit():
+    """Its array would be trained under the name of the first one's."""
+    a, b = np.ones((8, 2), np.float32), np.ones((8, 3), np.float32)
+    first, later = ({"a": a, "b": b}, np.arange(8) % 4), ({"a": a, "c": b}, np.arange(8) % 4)
+    with pytest.raises((ValueError, TypeError)):
+        by_name().fit(iter([first, later]), steps_per_epoch=2, verbose=0)
+    flat_model = FlatModel(by_name(), fill(first, 8, 8), "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    with pytest.raises(UserError, match=r"its parts are x\.a, x\.c, y, those of the first x\.a, x\.b, y"):
+        flat_model.step(flat_model.vector.alias(buffer), fill(later, 8, 8))
 
 
 @pytest.mark.nightly
