@@ -370,13 +370,42 @@ class TrainingJobStatus(Status):
         found = (self.condition(kind) for kind in (*MOST_IMPORTANT_FIRST, "Reconciling"))
         return next((c.message for c in found if c is not None and c.status == "True" and c.message), "")
 
+    @property
+    def resumed_at(self) -> datetime | None:
+        """When it was last let go on after a pause; None while it pauses, and of one that never did."""
+        pause = self.condition("Suspended")
+        return pause.last_transition_time if pause is not None and pause.reason == "Resumed" else None
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether no step is known since it was resumed."""
+        resumed, last = self.resumed_at, self.training.last_progress_time
+        return resumed is not None and last is not None and last < resumed
+
     def standing(self, now: datetime) -> str:
-        """For how many minutes no step is known of a job that is said to train; empty if one was a moment ago."""
+        """For how many minutes no step is known of a job that is said to train; empty if one was a moment ago.
+
+        A pause is none: what starts again has its time from then on.
+        """
         last = self.training.last_progress_time
-        if self.phase != "Running" or last is None or now - last <= STALE:
+        if self.phase != "Running" or last is None:
             return ""
-        minutes = (now - last) // timedelta(minutes=1)
-        return f"no step is known for {duration(60 * minutes)}"
+        stands = now - max(last, self.resumed_at or last)
+        if stands <= STALE:
+            return ""
+        since = ", since it was resumed" if self.starts_again else ""
+        return f"no step is known for {duration(60 * (stands // timedelta(minutes=1)))}{since}"
+
+    def is_old(self, now: datetime) -> bool:
+        """Whether it tells of nothing that was a moment ago: then perhaps nobody writes it."""
+        slots = (at for slot in self.slots for at in (slot.created_at, slot.ended_at))
+        conditions = (each.last_transition_time for each in self.conditions)
+        others = (
+            self.training.last_progress_time,
+            self.parameter_servers.last_snapshot_time,
+            self.counted_until,
+        )
+        return all(at is None or now - at > STALE for at in (*slots, *conditions, *others))
 
     @property
     def worker_nodes(self) -> Counter[str]:

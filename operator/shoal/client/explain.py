@@ -246,7 +246,7 @@ LONG = timedelta(minutes=3)
 
 def _if_it_lasts(seen: Seen) -> str:
     """What to do about a job that makes no step, once it has made none for long."""
-    start = seen.job.status.start_time
+    start = seen.job.status.resumed_at or seen.job.status.start_time
     if start is None or seen.now - start < LONG:
         return ""
     return (
@@ -264,12 +264,14 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding("waiting", "workers run, but the operator has no report from parameter server 0",
                       "after a minute: a NetworkPolicy may block port 7071 from the operator "
                       "(docs/operating.md)")  # fmt: skip
-    elif status.training.step == 0:
+    elif status.training.step == 0 or (status.starts_again and not status.is_old(seen.now)):
         yield Finding("waiting", WORKERS_START, _if_it_lasts(seen))
     elif standing := status.standing(seen.now):
-        yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
-                      "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
-                      "does")  # fmt: skip
+        stands, help_ = f"{standing}: training stands", "shoal logs NAME --slot N says what a worker does"
+        if status.is_old(seen.now):
+            stands += ", or no operator runs: a status has no age of its own"
+            help_ = f"shoal doctor says whether an operator works, {help_}"
+        yield Finding("waiting", stands, help_)
     if status.training.message:
         yield Finding("waiting", f"the trainer says: {status.training.message}")
 

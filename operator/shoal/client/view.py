@@ -168,7 +168,9 @@ def why(status: TrainingJobStatus, now: datetime, *, short: bool = False) -> str
         return UNSEEN
     standing = status.standing(now)
     said = status.reason if short else reason_of(status)
-    return said or (f"{standing}: shoal doctor says whether an operator runs" if standing else "")
+    if standing and status.is_old(now):
+        standing += ": shoal doctor says whether an operator runs"
+    return said or standing
 
 
 def phase(job: TrainingJob) -> Text:

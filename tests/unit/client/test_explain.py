@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.api.training_job import MANAGED_BY
-from shoal.client.explain import Seen, explain
+from shoal.client.explain import WORKERS_START, Seen, explain
 from shoal.client.story import moments
 from shoal.words import no_scheduler
 from tests.unit.policy.build import NOW, job, pod_manifest, stamp
@@ -474,3 +474,37 @@ def test_what_many_pods_wait_for_is_said_of_a_few(conditions: list[dict[str, Any
     pods = [pod_manifest("worker", i, phase="Pending", node=None, conditions=conditions) for i in range(250)]
     [found] = explain(Seen(job({"phase": "Starting", "observedGeneration": 1}), pods, NOW))
     assert found.why.startswith("digits-worker-0-0, digits-worker-1-0, digits-worker-10-0 and 247 more: ")
+
+
+def resumed(ago: timedelta, **more: Any) -> dict[str, Any]:
+    """The status of a job whose last step was an hour ago, and whose pause ended this long ago."""
+    pause = condition("Suspended", "Resumed", "") | {
+        "status": "False",
+        "lastTransitionTime": stamp(NOW - ago),
+    }
+    training = {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW - timedelta(hours=1))}
+    return RUNNING | {"conditions": [pause], "training": training} | more
+
+
+def test_a_job_that_was_resumed_a_moment_ago_starts_its_workers() -> None:
+    """Not: no step is known for an hour."""
+    [found] = explain(Seen(job(resumed(timedelta(seconds=100))), [pod_manifest()], NOW))
+    assert (found.why, found.help) == (WORKERS_START, "")
+
+
+def test_a_job_that_was_resumed_long_ago_and_makes_no_step_stands_since_then() -> None:
+    [found] = explain(Seen(job(resumed(timedelta(minutes=10))), [pod_manifest()], NOW))
+    assert "no step is known for 10m00s, since it was resumed" in found.why
+    assert "shoal doctor" in found.help
+
+
+def test_an_operator_that_wrote_a_moment_ago_is_not_suspected() -> None:
+    """It told of a node that was lost half a minute before."""
+    slots = [{"index": 0, "state": "Starting", "createdAt": stamp(NOW - timedelta(seconds=35))}]
+    [found] = explain(Seen(job(resumed(timedelta(minutes=4), slots=slots)), [pod_manifest()], NOW))
+    assert found.why == WORKERS_START
+    assert "that is 4m00s now" in found.help
+    training = {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW - timedelta(minutes=10))}
+    [found] = explain(Seen(job(RUNNING | {"training": training, "slots": slots}), [pod_manifest()], NOW))
+    assert "no operator" not in found.why
+    assert "shoal doctor" not in found.help

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.client.view import follow_view, job_table, one_line, plain_console
+from shoal.client.view import follow_view, job_table, one_line, plain_console, why
 from tests.unit.policy.build import NOW, job, stamp
 
 
@@ -142,6 +142,27 @@ def test_a_status_that_stands_is_said_to_be_old(minutes: int, told: bool) -> Non
     assert isinstance(console.file, io.StringIO)
     words = f"no step is known for {minutes}m00s: shoal doctor says whether an operator runs"
     assert console.file.getvalue().count(words) == 2 * told
+
+
+@pytest.mark.parametrize(
+    ("resumed", "lost", "told"),
+    [(100, 900, ""), (240, 35, "no step is known for 4m00s, since it was resumed"),
+     (240, 900, "no step is known for 4m00s, since it was resumed: shoal doctor says whether an operator runs")],
+)  # fmt: skip
+def test_a_pause_is_no_standing_still(resumed: int, lost: int, told: str) -> None:
+    """And who writes what happened a moment ago is not said to be away."""
+
+    def ago(seconds: int) -> str:
+        return stamp(NOW - timedelta(seconds=seconds))
+
+    pause = {"type": "Suspended", "status": "False", "reason": "Resumed", "lastTransitionTime": ago(resumed)}
+    status = {
+        "phase": "Running",
+        "conditions": [pause],
+        "slots": [{"index": 0, "state": "Starting", "createdAt": ago(lost)}],
+        "training": {"step": 9, "lastProgressTime": ago(3600)},
+    }
+    assert why(job(status=status).status, NOW, short=True) == told
 
 
 def test_what_a_job_waits_for_is_above_its_pods_and_those_that_do_not_run_are_first() -> None:
