@@ -251,7 +251,7 @@ CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
     (
         "storage",
         {"storage": {"uri": "s3://other/runs"}},
-        "spec.storage.uri: Invalid value: uri is immutable: create a new TrainingJob",
+        "spec.storage.uri: Invalid value: uri is immutable: delete the job first, or choose another name",
     ),
     (
         "training",

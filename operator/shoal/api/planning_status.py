@@ -33,7 +33,7 @@ class PlanStatus(Status):
     parameter_servers: int | None = None
     """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
     finish_time: AwareDatetime | None = None
-    """When the job is expected to finish."""
+    """When the job is expected to finish: the end of that minute."""
     cost: str | None = None
     """What the whole job is expected to cost, including what was spent, a decimal."""
     confidence: str | None = None

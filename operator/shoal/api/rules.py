@@ -108,7 +108,7 @@ def unchanging(*pairs: tuple[str, str]) -> Callable[[dict[str, Any]], None]:
         schema.update(rules(*pairs))
         for name in schema["properties"]:
             has, same = f"has(self.{name})", f"self.{name} == oldSelf.{name}"
-            new = "create a new TrainingJob and set training.initialFrom to this run"
+            new = "delete the job first, or choose another name; training.initialFrom continues this run"
             schema["x-kubernetes-validations"].append(
                 {
                     "rule": f"{has} == has(oldSelf.{name}) && (!{has} || {same})",

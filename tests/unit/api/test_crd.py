@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,15 @@ def test_a_rate_that_no_node_can_have_is_refused(said: float | str, taken: bool)
 def test_a_stored_rate_beyond_the_bound_is_clamped(said: float | str) -> None:
     body = {"metadata": {"name": "a"}, "spec": {"limits": {"nodes": 1}, "interruptionsPerHour": said}}
     assert CapacityPool.model_validate(body).spec.interruptions_per_hour == 1000
+
+
+def test_refused_edit_says_how_a_mended_job_is_applied_again() -> None:
+    """Who had mended a script read of `initialFrom` only, and that did not help."""
+    schema = json.dumps(custom_resource_definition(TrainingJob))
+    said = dict(re.findall(r'"(\w+) is immutable: ([^"]+)"', schema))
+    assert {"code", "entrypoint", "args", "uri"} <= said.keys()
+    for words in said.values():
+        assert "delete the job" in words
 
 
 def test_each_kind_is_described_by_its_model_alone() -> None:

@@ -37,6 +37,10 @@ def test_header_of_kubectl_get_is_that_of_the_crd(page: str) -> None:
     assert shown == [expected]
 
 
+def test_who_mends_a_script_reads_how_to_apply_it_again() -> None:
+    assert "kubectl delete etj quickstart" in read("README.md")
+
+
 def test_example_image_is_the_one_that_is_replaced() -> None:
     [words] = [words for words in lines("README.md") if words[0] == "sed"]
     _, old, new, _ = words[1].split("#")  # no -i: images of an edited clone have another tag (dev/publish.py)
