@@ -24,6 +24,9 @@ INPUT_WAIT = 0.1
 DISTANCE = 0.2
 """Workers that are slower than predicted by more than this share of it are worth a word."""
 
+FINISH_SECONDS = 60
+"""A finish is told as the end of its minute."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -86,6 +89,8 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         help_ = _remedy(condition.reason, condition.message)
         if kind == "Failed" and status.last_failure:
             help_ = help_.replace("--slot N", _slot(status.last_failure.pod))
+        if kind == "Failed":
+            help_ += "; to apply it again: choose another name, or kubectl delete etj NAME first"
         if kind == "Degraded" and condition.reason in PASSES:
             help_ += "; or wait: it may pass by itself"
         if condition.reason == "Unschedulable" and "persistentvolumeclaim" in condition.message.lower():
@@ -315,12 +320,16 @@ def _plan(seen: Seen) -> Iterator[Finding]:
     status = seen.job.status
     if status.plan is None or not status.plan.reason:
         return
-    yield Finding("plan", f"{status.plan.summary or 'no workers'}: {status.plan.reason}")
+    why, help_ = status.plan.reason, ""
+    ready = status.condition("PlanReady")
+    if ready is not None and ready.reason == "NotFeasible" and not status.finished:
+        why, help_ = ready.message, _remedy(ready.reason, ready.message)
+    yield Finding("plan", f"{status.plan.summary or 'no workers'}: {why}", help_)
     deadline = seen.job.spec.elasticity.objective.deadline_seconds
     if deadline is None or status.plan.finish_time is None or status.start_time is None or status.finished:
         return
     late = (status.plan.finish_time - status.start_time).total_seconds() - deadline
-    if late > 0:
+    if late >= FINISH_SECONDS:
         yield Finding(
             "plan",
             f"it is expected {duration(late)} after its deadline",

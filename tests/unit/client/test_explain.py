@@ -364,6 +364,39 @@ def test_a_plan_that_is_late_says_by_how_much() -> None:
     assert "it is expected 1h00m after its deadline" in words
 
 
+def test_a_plan_that_keeps_its_limits_no_longer_says_so() -> None:
+    """The deadline was lowered: the counts stay, and so do the words with which they were decided."""
+    plan = {"summary": "3 t4", "reason": "they end within the deadline of 150 s"}
+    missed = condition("PlanReady", "NotFeasible", "No plan ends within 20 s.") | {"status": "False"}
+    status = RUNNING | {"training": {"phase": "Training", "step": 9}, "plan": plan, "conditions": [missed]}
+    [found] = explain(Seen(job(status), [pod_manifest()], NOW))
+    assert found.why == "3 t4: No plan ends within 20 s."
+    assert "elasticity.objective" in found.help
+
+
+def test_a_finish_that_is_told_to_the_minute_is_late_by_no_part_of_one() -> None:
+    objective = {"mode": "Auto", "objective": {"deadlineSeconds": 150}}
+    for seconds, late in ((170, False), (209, False), (210, True)):
+        plan = {"summary": "3 t4", "reason": "fast", "finishTime": stamp(NOW + timedelta(seconds=seconds))}
+        status = RUNNING | {
+            "startTime": stamp(NOW),
+            "training": {"phase": "Training", "step": 9},
+            "plan": plan,
+        }
+        of = job(status, elasticity=objective, workers={"replicas": 3, "pools": ["t4"]})
+        words = [each.why for each in explain(Seen(of, (), NOW))]
+        assert any("after its deadline" in each for each in words) is late
+
+
+def test_a_job_that_failed_says_how_a_mended_one_is_applied_again() -> None:
+    """What is trained is immutable, and `kubectl apply` of the mended file is refused."""
+    failed = condition("Failed", "UserError", "A callback failed")
+    [found] = explain(
+        Seen(job({"observedGeneration": 1, "phase": "Failed", "conditions": [failed]}), (), NOW)
+    )
+    assert found.help.endswith("; to apply it again: choose another name, or kubectl delete etj digits first")
+
+
 def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
     def pod(incarnation: int, node: str, created: float, begun: float) -> dict[str, Any]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -321,6 +321,34 @@ def test_pace_of_the_workers_is_forgotten_while_the_job_is_suspended(planned: bo
     world.settle()
     assert not world.pods
     assert world.status["prediction"] == {"samplesPerSecond": "100", "basis": ""}
+
+
+def test_finish_is_told_to_the_minute_and_never_in_the_past() -> None:
+    """A job of minutes read that it had finished a while ago."""
+    world = auto()
+    world.propose({"a": 2}, finish_time=world.now + timedelta(seconds=100))
+    finish = world.now + timedelta(minutes=2)
+    for _ in range(20):
+        world.tick(seconds=7)
+        world.settle()
+        told = datetime.fromisoformat(world.status["plan"]["finishTime"])
+        assert (told.second, told) >= (0, world.now)
+        assert told - max(finish, world.now) < timedelta(minutes=1)
+
+
+def test_plan_that_confirms_what_the_job_began_with_says_why() -> None:
+    """It said until its end that the planner knows nothing yet."""
+    world = auto()
+    assert "until the planner knows more" in world.status["plan"]["reason"]
+    world.propose({"a": 2}, reason="two keep the deadline")
+    made = world.reconcile()
+    assert world.status["plan"]["reason"] == "two keep the deadline"
+    assert "PlanChanged" not in {e.reason for e in made.events}
+    revision = world.status["plan"]["revision"]
+    world.propose({"a": 2}, reason="two keep the deadline, in 43 min")
+    world.reconcile()
+    assert world.status["plan"]["reason"] == "two keep the deadline", "its figures change each minute"
+    assert world.status["plan"]["revision"] == revision
 
 
 def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:

@@ -26,6 +26,9 @@ from shoal.policy.model import Event, Proposal, Reason, RefusalKind, Wish
 STALE_SECONDS = 600.0
 """A proposal older than this is not adopted: its planner has stopped."""
 
+BEGINS = "the job begins with workers.replicas, until the planner knows more"
+"""Why, until a proposal confirms or changes it."""
+
 IGNORANT_SECONDS, IGNORANT_SHARE = 600.0, 0.25
 """How long a job may wait for its first measurement: seconds, and the share of its deadline."""
 
@@ -87,7 +90,7 @@ def _auto(
     left = list[str]()
     if before is None or not before.pools:
         known = _filled(homes, {}, replicas)
-        reason = "the job begins with workers.replicas, until the planner knows more"
+        reason = BEGINS
     else:
         counts, here = before.pools, homes.pools.keys() | _unseen(facts)
         known, reason = {name: count for name, count in counts.items() if name in here}, before.reason
@@ -114,8 +117,10 @@ def _auto(
     if (within := _within_quota(facts, homes, known)) != known:
         known = within
         reason = f"{reason} (a ResourceQuota refuses more pods: of what it refuses, one worker is asked for)"
-    fits = proposal is not None and _clamped(homes, proposal, known) == known
-    status = _status(facts, before, known, proposal if fits else None, reason)
+    fits = proposal if proposal is not None and _clamped(homes, proposal, known) == known else None
+    if fits is not None and reason == BEGINS:
+        reason = fits.reason
+    status = _status(facts, before, known, fits, reason)
     changes = _changes(before, status, "")
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
 
@@ -267,17 +272,21 @@ def _status(
     proposal: Proposal | None,
     reason: str,
 ) -> PlanStatus:
-    """The plan as it is told. Its expectations are those of the proposal with the same counts, if there is one."""
+    """The plan as it is told. Its expectations are those of the proposal with the same counts, if there is one.
+
+    Its reason is that of its decision, also of the one to keep what the job began with: those of later ones have
+    figures that change each minute.
+    """
     changed = before is None or dict(before.pools) != dict(counts)
     return PlanStatus(
         revision=(before.revision if before else 0) + changed,
         summary=", ".join(f"{count} {name}" for name, count in counts.items()),
         pools=dict(counts),
         parameter_servers=proposal.parameter_servers if proposal else before and before.parameter_servers,
-        finish_time=_minute(proposal.finish_time) if proposal else before and before.finish_time,
+        finish_time=_minute(proposal.finish_time, facts.now) if proposal else before and before.finish_time,
         cost=_decimal(proposal.cost, 2) if proposal else before and before.cost,
         confidence=_decimal(proposal.confidence, 2) if proposal else before and before.confidence,
-        reason=reason if changed or before is None else before.reason,
+        reason=reason if changed or before is None or before.reason == BEGINS else before.reason,
         decided_at=facts.now if changed or before is None else before.decided_at,
     )
 
@@ -290,9 +299,13 @@ def _changes(before: PlanStatus | None, after: PlanStatus, prefix: str) -> tuple
     return (Event("Normal", "PlanChanged", words),)
 
 
-def _minute(moment: datetime | None) -> datetime | None:
-    """To the minute: a status that changes is a write."""
-    return moment.replace(second=0, microsecond=0) if moment else None
+def _minute(moment: datetime | None, now: datetime) -> datetime | None:
+    """The end of its minute, or of this one where it has passed: a status that changes is a write."""
+    if moment is None:
+        return None
+    later = max(moment, now)
+    full = later.replace(second=0, microsecond=0)
+    return full + timedelta(minutes=full < later)
 
 
 def _decimal(value: float | None, digits: int) -> str | None:
