@@ -86,7 +86,7 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
-        help_ = _remedy(condition.reason, condition.message)
+        help_ = _too_large(condition.message) or _remedy(condition.reason, condition.message)
         if kind == "Failed" and status.last_failure:
             help_ = help_.replace("--slot N", _slot(status.last_failure.pod))
         if kind == "Failed":
@@ -197,6 +197,8 @@ def _pending_help(words: str) -> str:
         tainted = f"the free nodes are tainted: add tolerations to the template: {', '.join(own)}"
     else:
         tainted = "the free nodes are tainted: add tolerations to the template"
+    if too_large := _too_large(words):
+        return too_large
     hints = {
         "no scheduler has looked": _remedy("Unschedulable", words),
         "nsufficient nvidia.com/gpu": "all GPUs are taken, or no node has any: add nodes, or lower workers.replicas",
@@ -212,6 +214,21 @@ def _pending_help(words: str) -> str:
         "mage": "correct the image in the template, or name imagePullSecrets there",
     }
     return next((text for part, text in hints.items() if part in words), "")
+
+
+NO_NODE_EVER = re.compile(r"preemption: 0/(\d+) nodes are available: \1 Preemption is not helpful")
+"""In the scheduler's words: on no node is there room for the pod, were there no other."""
+
+
+def _too_large(words: str) -> str:
+    """What to do about a pod that asks for more than nodes have; empty if they are full, or that is not known."""
+    if "nsufficient" not in words or "unschedulable" in words or not NO_NODE_EVER.search(words):
+        return ""
+    tolerate = ", or add tolerations for the taints of others" if "taint" in words else ""
+    return (
+        "no node that it may run on has as much as it requests: lower the requests in the template, or add larger "
+        f"nodes{tolerate}"
+    )
 
 
 def _starting(seen: Seen) -> Iterator[Finding]:

@@ -152,6 +152,35 @@ def test_finding(status: dict[str, Any], pods: list[dict[str, Any]], why: str, h
     assert bool(help_) == bool(found.help)
 
 
+def lacks(reasons: str, preemption: str = "3 Preemption is not helpful for scheduling") -> str:
+    """Kubernetes 1.34 to 1.36: "not helpful" of a node that has less than is asked for, with no pod on it."""
+    start = "0/3 nodes are available: "
+    return f"{start}{reasons}. no new claims to deallocate, preemption: {start}{preemption}."
+
+
+@pytest.mark.parametrize(
+    ("words", "help_"),
+    [
+        (lacks("3 Insufficient memory"), "no node that it may run on has as much as it requests"),
+        (lacks("3 Insufficient memory", "3 No preemption victims found for incoming pod"), "the nodes are full"),
+        (lacks("3 Insufficient memory", "1 No preemption victims found for incoming pod, 2 Preemption is not helpful "
+               "for scheduling"), "the nodes are full"),
+        (lacks("3 Insufficient memory", "not eligible due to preemptionPolicy=Never."), "the nodes are full"),
+        (lacks("1 node(s) were unschedulable, 2 Insufficient memory"), "the nodes are full"),
+        (lacks("1 node(s) had untolerated taint(s), 2 Insufficient memory"), "or add tolerations"),
+        (lacks("1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }, 2 Insufficient memory"), "away"),
+        (lacks("3 Insufficient nvidia.com/gpu"), "no node that it may run on has as much as it requests"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("told", [False, True])
+def test_requests_that_no_node_can_meet_are_told_from_full_nodes(words: str, help_: str, told: bool) -> None:
+    """900 GiB on nodes of 24: no node was full, and one more of them no help."""
+    conditions = [condition("Degraded", "Unschedulable", f"pod digits-worker-0-0: {words}; it needs a node")]
+    status = {"observedGeneration": 1, "phase": "Starting", "conditions": conditions if told else []}
+    helps = [each.help for each in explain(Seen(job(status), [pending(words)], NOW))]
+    assert any(help_ in each for each in helps) or (told and "as much as" not in help_)
+
+
 def test_samples_that_on_nan_leaves_out_are_no_loss_of_a_server() -> None:
     of = job(RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"lost": 64}})
     [found] = explain(Seen(of, [pod_manifest()], NOW))
