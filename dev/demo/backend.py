@@ -53,6 +53,9 @@ class Backend(Protocol):
     def folder_of_volume(self, path: str) -> Path | None:
         """The path of a hostPath volume on this machine, if it can be read."""
 
+    def left(self) -> str:
+        """What a cluster that is kept lacks, and how it is to be had; empty if nothing, or if that is not known."""
+
     def down(self) -> None:
         """Remove the cluster in any state."""
 

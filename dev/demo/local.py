@@ -75,6 +75,16 @@ class Local:
         """All nodes share this machine's file system."""
         return Path(path)
 
+    def left(self) -> str:
+        """The dead nodes: no cloud takes them off the list, nor makes others."""
+        dead = [node.spec.name for node in self.cluster.nodes() if not node.alive]
+        if not dead:
+            return ""
+        return (
+            f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead, and counted until `kubectl delete node "
+            f"{' '.join(dead)}`; `python -m dev node add NAME --spot` makes another one"
+        )
+
     def down(self) -> None:
         """Remove the cluster."""
         self.cluster.down()

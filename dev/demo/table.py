@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dev.demo.watch import Picture
+from shoal_trainer.contract import Phase, StatusReport
 from shoal_trainer.run import table
 
 LAST_LINES = 8
@@ -17,7 +18,7 @@ def render(picture: Picture | None, lines: Sequence[str], seconds: float) -> Ren
     """Everything, for rich's Live."""
     parts: list[RenderableType] = [Text(f"{seconds:5.0f} s", style="bold")]
     if picture is not None:
-        parts += [Text(_job(picture)), table.render(picture.report, title=picture.job.metadata.name)]
+        parts += [Text(_job(picture)), table.render(_told(picture), title=picture.job.metadata.name)]
         parts += [Text(pod, style="yellow") for pod in _pods_without_report(picture)]
     parts += [Text(line, style="cyan") for line in lines[-LAST_LINES:]]
     return Group(*parts)
@@ -35,6 +36,22 @@ def _job(picture: Picture) -> str:
         for name, part in (("parameter servers", status.parameter_servers), ("workers", status.workers))
     )
     return f"job {status.phase or 'new'}: {ready} ready, {status.restarts.disruptions} disruptions"
+
+
+def _told(picture: Picture) -> StatusReport | None:
+    """What the coordinator says; of a job that has ended, what the job says: the last report was before, of work."""
+    status, report = picture.job.status, picture.report
+    if report is None or not status.finished:
+        return report
+    of_work = {
+        "samples_per_second": None,
+        "remaining_seconds": None,
+        "workers": (),
+        "shards": (),
+        "messages": (),
+    }
+    now = {"phase": Phase(status.phase), "step": status.training.step, "epoch": status.training.epoch}
+    return report.model_copy(update=now | of_work)
 
 
 def _pods_without_report(picture: Picture) -> list[str]:

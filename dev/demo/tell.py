@@ -172,6 +172,8 @@ def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
             print(exports(backend.env))  # on one line, however long
             forward = "kubectl --namespace shoal-system port-forward deploy/shoal 8082"
             say(f"the web page is at http://localhost:8082 while `{forward}` runs")
+            if lacks := backend.left():
+                say(lacks)
         else:
             with step("removing the cluster"):
                 backend.down()

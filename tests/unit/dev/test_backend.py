@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -40,6 +41,23 @@ def test_without_root_the_message_says_what_to_do(machine: pytest.MonkeyPatch) -
     machine.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(DevError, match=r"sudo make demo.*CLUSTER=kind"):
         backend.choose()
+
+
+def test_who_keeps_a_cluster_reads_which_nodes_are_dead_and_how_to_get_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def node(name: str, alive: bool) -> SimpleNamespace:
+        return SimpleNamespace(spec=SimpleNamespace(name=name), alive=alive)
+
+    kept = Local()
+    nodes = [node("ondemand-1", True), node("spot-1", True), node("spot-2", True)]
+    monkeypatch.setattr(kept.cluster, "nodes", lambda: nodes)
+    assert kept.left() == ""
+    nodes[1:] = [node("spot-1", False), node("spot-2", False)]
+    assert kept.left() == (
+        "spot-1, spot-2 are dead, and counted until `kubectl delete node spot-1 spot-2`; "
+        "`python -m dev node add NAME --spot` makes another one"
+    )
 
 
 def test_unknown_cluster_is_refused(machine: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,16 @@ from dev.demo.watch import Picture
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
 
-def picture(report):
+def picture(report, phase="Running"):
     def slot(index, incarnation, state, cause="", role="worker"):
         return SimpleNamespace(
             role=role, index=index, incarnation=incarnation, state=state, cause=cause, node="n1"
         )
 
     status = SimpleNamespace(
-        phase="Running",
+        phase=phase,
+        finished=phase == "Succeeded",
+        training=SimpleNamespace(step=1300, epoch=4),
         parameter_servers=SimpleNamespace(ready=1, desired=1),
         workers=SimpleNamespace(ready=1, desired=2),
         restarts=SimpleNamespace(disruptions=3),
@@ -27,9 +29,9 @@ def picture(report):
     return Picture(SimpleNamespace(metadata=SimpleNamespace(name="digits"), status=status), report=report)
 
 
-def shown(report, width=140):
+def shown(report, width=140, phase="Running"):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(render(picture(report), ["a node is reclaimed"], 12.0))
+    console.print(render(picture(report, phase), ["a node is reclaimed"], 12.0))
     return console.file.getvalue()
 
 
@@ -78,3 +80,20 @@ def test_table_can_be_read_in_80_columns():
 def test_table_and_line_before_the_first_report():
     assert "waiting for the coordinator" in shown(None)
     assert line(picture(None)).endswith("3 disruptions; waiting for the coordinator")
+
+
+def test_last_table_tells_of_a_job_that_has_ended_and_of_no_work():
+    """It was the last report before the end: Finishing, with so many samples/s, and workers that are Active."""
+    worker = WorkerReport(slot=0, incarnation=2, state=WorkerState.ACTIVE, node="n1", steps=7)
+    rates = {
+        "epochs_total": 4,
+        "samples_per_second": 489.0,
+        "remaining_seconds": 3,
+        "messages": ("exporting",),
+    }
+    report = StatusReport(job_uid="u", phase=Phase.FINISHING, step=1234, workers=(worker,), **rates)
+    text = shown(report, phase="Succeeded")
+    for words in ("digits  Succeeded  epoch 4/4  step 1,300", "- samples/s"):
+        assert words in text
+    for words in ("Finishing", "489", "Active", "exporting", "ms/step"):
+        assert words not in text

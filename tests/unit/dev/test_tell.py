@@ -32,6 +32,9 @@ class Cluster:
     def down(self) -> None:
         self.done.append("down")
 
+    def left(self) -> str:
+        return "spot-1 is dead"
+
 
 class Scripted:
     """A watcher that sees these phases, one after the other."""
@@ -118,6 +121,7 @@ def test_keep_keeps_it(
     assert "down" not in cluster.done
     said = " ".join(capsys.readouterr().err.split())
     assert "make demo-down" in said
+    assert "spot-1 is dead" in said
     assert (
         "the web page is at http://localhost:8082 while `kubectl --namespace shoal-system port-forward"
         in said

@@ -20,6 +20,7 @@ from dev.publish import commands, install_command, reference, values
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main as shoal
 from shoal_trainer.cli import main as trainer
+from shoal_trainer.contract import Ranges
 from tests.unit.docs.pages import blocks, lines, read
 
 PROGRAMS: dict[str, click.Group] = {"shoal": shoal, "shoal-trainer": trainer}
@@ -35,6 +36,13 @@ def test_header_of_kubectl_get_is_that_of_the_crd(page: str) -> None:
     expected = ["NAME", *(column.name.upper() for column in TrainingJob.COLUMNS if not column.wide)]
     shown = [line.split() for block in blocks(page, "") for line in block.splitlines() if "NAME" in line]
     assert shown == [expected]
+
+
+def test_figures_of_the_demo_are_named_as_it_prints_them() -> None:
+    """It counts ranges of samples, in each epoch: 9,000 of 1,437 samples looked like a fault."""
+    counted = set(Ranges.model_fields)
+    [words] = re.findall(r"counts of its ranges of samples (\([^)]*\))", " ".join(read("README.md").split()))
+    assert set(re.findall(r"`(\w+)`", words)) == counted
 
 
 def test_who_mends_a_script_reads_how_to_apply_it_again() -> None:

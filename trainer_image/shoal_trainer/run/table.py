@@ -64,7 +64,8 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
         for s in status.shards
     )
     metrics = "  ".join(f"{name} {metric(value)}" for name, value in sorted(status.metrics.items()))
-    lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards), workers]
+    lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards)]
+    lines += [workers] if workers.row_count else []
     lines += [Text(line) for line in (metrics, *notes(status), note) if line]
     return Group(*lines)
 
