@@ -336,16 +336,45 @@ def test_finish_is_told_to_the_minute_and_never_in_the_past() -> None:
         assert told - max(finish, world.now) < timedelta(minutes=1)
 
 
+def test_finish_of_counts_that_are_no_longer_proposed_is_told_until_it_has_passed() -> None:
+    """Those that are proposed have to last before they are carried out; what they give is not what runs."""
+    world = auto()
+    world.propose({"a": 2}, finish_time=world.now + timedelta(seconds=100))
+    world.reconcile()
+    told = world.status["plan"]["finishTime"]
+    world.propose({"a": 1}, age=0, finish_time=world.now + timedelta(seconds=300))
+    world.tick(seconds=60)
+    world.settle()
+    assert world.status["plan"]["finishTime"] == told
+    world.tick(seconds=100)
+    world.settle()
+    assert world.status["plan"]["pools"] == {"a": 2}
+    assert world.status["plan"].get("finishTime") is None
+
+
+@pytest.mark.parametrize("known", ["", "the model is not known yet"])
+def test_reason_is_that_of_the_first_plan_that_knows_when_the_job_ends(known: str) -> None:
+    """The counts stay what they were, so the first words stayed until its end: of what nobody knew yet."""
+    world = auto()
+    if known:
+        world.propose({"a": 2}, reason=known, feasible=False)
+        world.reconcile()
+    world.propose({"a": 2}, reason="two keep the deadline", finish_time=world.now + timedelta(hours=1))
+    world.reconcile()
+    assert world.status["plan"]["reason"] == "two keep the deadline"
+
+
 def test_plan_that_confirms_what_the_job_began_with_says_why() -> None:
     """It said until its end that the planner knows nothing yet."""
     world = auto()
     assert "until the planner knows more" in world.status["plan"]["reason"]
-    world.propose({"a": 2}, reason="two keep the deadline")
+    finish = world.now + timedelta(hours=1)
+    world.propose({"a": 2}, reason="two keep the deadline", finish_time=finish)
     made = world.reconcile()
     assert world.status["plan"]["reason"] == "two keep the deadline"
     assert "PlanChanged" not in {e.reason for e in made.events}
     revision = world.status["plan"]["revision"]
-    world.propose({"a": 2}, reason="two keep the deadline, in 43 min")
+    world.propose({"a": 2}, reason="two keep the deadline, in 43 min", finish_time=finish)
     world.reconcile()
     assert world.status["plan"]["reason"] == "two keep the deadline", "its figures change each minute"
     assert world.status["plan"]["revision"] == revision

@@ -26,9 +26,6 @@ from shoal.policy.model import Event, Proposal, Reason, RefusalKind, Wish
 STALE_SECONDS = 600.0
 """A proposal older than this is not adopted: its planner has stopped."""
 
-BEGINS = "the job begins with workers.replicas, until the planner knows more"
-"""Why, until a proposal confirms or changes it."""
-
 IGNORANT_SECONDS, IGNORANT_SHARE = 600.0, 0.25
 """How long a job may wait for its first measurement: seconds, and the share of its deadline."""
 
@@ -90,7 +87,7 @@ def _auto(
     left = list[str]()
     if before is None or not before.pools:
         known = _filled(homes, {}, replicas)
-        reason = BEGINS
+        reason = "the job begins with workers.replicas, until the planner knows more"
     else:
         counts, here = before.pools, homes.pools.keys() | _unseen(facts)
         known, reason = {name: count for name, count in counts.items() if name in here}, before.reason
@@ -118,7 +115,7 @@ def _auto(
         known = within
         reason = f"{reason} (a ResourceQuota refuses more pods: of what it refuses, one worker is asked for)"
     fits = proposal if proposal is not None and _clamped(homes, proposal, known) == known else None
-    if fits is not None and reason == BEGINS:
+    if fits is not None and _learns(before, fits):
         reason = fits.reason
     status = _status(facts, before, known, fits, reason)
     changes = _changes(before, status, "")
@@ -274,21 +271,33 @@ def _status(
 ) -> PlanStatus:
     """The plan as it is told. Its expectations are those of the proposal with the same counts, if there is one.
 
-    Its reason is that of its decision, also of the one to keep what the job began with: those of later ones have
+    Its reason is that of its decision, also of the first that knew enough and kept the counts: those of later ones have
     figures that change each minute.
     """
     changed = before is None or dict(before.pools) != dict(counts)
+    if proposal is not None:
+        finish = _minute(proposal.finish_time, facts.now)
+    else:
+        finish = (
+            before.finish_time if before and before.finish_time and before.finish_time > facts.now else None
+        )
     return PlanStatus(
         revision=(before.revision if before else 0) + changed,
         summary=", ".join(f"{count} {name}" for name, count in counts.items()),
         pools=dict(counts),
         parameter_servers=proposal.parameter_servers if proposal else before and before.parameter_servers,
-        finish_time=_minute(proposal.finish_time, facts.now) if proposal else before and before.finish_time,
+        finish_time=finish,
         cost=_decimal(proposal.cost, 2) if proposal else before and before.cost,
         confidence=_decimal(proposal.confidence, 2) if proposal else before and before.confidence,
-        reason=reason if changed or before is None or before.reason == BEGINS else before.reason,
+        reason=reason if changed or before is None or _learns(before, proposal) else before.reason,
         decided_at=facts.now if changed or before is None else before.decided_at,
     )
+
+
+def _learns(before: PlanStatus | None, proposal: Proposal | None) -> bool:
+    """Whether the proposal knows when the job ends, and the plan did not."""
+    known = before is not None and before.finish_time is not None
+    return proposal is not None and proposal.finish_time is not None and not known
 
 
 def _changes(before: PlanStatus | None, after: PlanStatus, prefix: str) -> tuple[Event, ...]:
