@@ -34,14 +34,15 @@ def traders_of(
 
     Where nobody else has it, one that is late itself may, of the same priority. Where none misses its limits: all, if
     one pays more because of what others have; of many, some of those. `limits`: the nodes by pool that there are for
-    all of them. `helped`: jobs that need not be helped any more. `most`: how many are helped at once.
+    all of them. `helped`: jobs that need not be helped any more, or that nothing helps; they do not trade for money.
+    `most`: how many are helped at once.
     """
-    late = [each for each in late_of(able) if each.job.name not in helped][:most]
+    rest, full = [each for each in able if each.job.name not in helped], _full(able, limits)
+    late = late_of(rest)[:most]
     if not late and len(able) > MOST_TRADERS:
-        return _dearest([each for each in able if each.job.name not in helped], pools, _full(able, limits))
+        return _dearest(rest, pools, full)
     if not late:
-        return able if _is_contended(able, pools, limits) else ()
-    full = _full(able, limits)
+        return rest if _is_contended(rest, pools, full) else ()
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
     def has(each: Solved) -> int:
@@ -96,9 +97,9 @@ def _first(pair: tuple[float, Solved]) -> float:
     return pair[0]
 
 
-def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool], limits: Mapping[str, int]) -> bool:
-    """Whether a job names a pool of which others have all nodes, and uses a dearer one, or would gain by more nodes."""
-    there, full = used(plans), _full(plans, limits)
+def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool], full: set[str]) -> bool:
+    """Whether a job names a full pool that others have, too, and uses a dearer one, or would gain by more nodes."""
+    there = used(plans)
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
 
     def dear(plan: JobPlan, name: str) -> float:
