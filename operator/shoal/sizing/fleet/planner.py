@@ -24,6 +24,7 @@ from shoal.sizing.fleet.floors import Floors
 from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
+from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.shares import Shares
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
@@ -226,13 +227,16 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, bool, float]:
         samples = job.steps_left * job.batch_size
     if job.deadline_seconds is None or samples is None:
         return behind, not one.measured, math.inf
-    rates = sorted(
-        (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.nodes)),
-        reverse=True,
-    )
-    fastest = sum(rates[: job.max_workers])
-    slack = job.deadline_seconds * fastest / max(samples, 1.0)
+    slack = job.deadline_seconds * _fastest(one.problem, job.max_workers) / max(samples, 1.0)
     return behind, not one.measured, slack if slack >= 1 else LATE
+
+
+def _fastest(problem: Problem, most: int) -> float:
+    """Samples a second of so many of the fastest workers, as far as the servers let them."""
+    counts = [0] * len(problem.pools)
+    for at in sorted(range(len(counts)), key=lambda at: -problem.pools[at].samples_per_second):
+        counts[at] = min(problem.pools[at].nodes, most - sum(counts))
+    return max(samples_per_second(problem, counts, servers) for servers in problem.servers.counts)
 
 
 def _in_time(job: FleetJob, problem: Problem, deadline: float) -> bool:

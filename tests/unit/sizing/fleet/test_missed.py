@@ -101,6 +101,19 @@ def test_a_job_that_is_late_goes_before_one_without_a_deadline() -> None:
     assert found["z"].counts["steady"] > found["a"].counts["steady"] > 0
 
 
+def test_a_job_whose_servers_make_it_late_anyway_takes_no_node_of_one_that_can_be_in_time() -> None:
+    """By its workers alone it had the least slack, went first, and of eight jobs in time one was late."""
+    slow = replace(MODEL, fingerprint="slow")
+    profiles = [PROFILE, replace(PROFILE, model=slow, server_load={1: ServerLoad(1500.0, 6000)})]
+    late = [job(f"a{i}", model=slow, pools=("steady",), deadline_seconds=3600.0 + i) for i in range(2)]
+    fine = [
+        job(f"{i:02}", pools=("steady",), samples_left=1.7e7, deadline_seconds=3700.0 + i) for i in range(9)
+    ]
+    found = plan_fleet([replace(STEADY, limit=32)], profiles, [*late, *fine]).jobs
+    assert sum(found[each.name].feasible for each in fine) == 8
+    assert not any(found[each.name].feasible for each in late)
+
+
 def test_of_two_jobs_the_one_that_can_be_in_time_is_whatever_the_other_has_to_do() -> None:
     """Minute by minute: the one that was late had 15 of 16 nodes for 80 minutes, and the other one ended after 100."""
     ends, has, kept = {"fine": 3600, "late": 600}, {"fine": 8, "late": 8}, dict[str, Any]()
