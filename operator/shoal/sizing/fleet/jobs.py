@@ -59,6 +59,7 @@ def fleet_job(
     chooses, replicas = mode in {"Advise", "Auto"}, spec.workers.replicas
     planned = FleetJob(
         name=job_name(job),
+        created=job.metadata.creation_timestamp or "",
         priority=priority,
         model=_model(job, report, profile),
         beside=beside_of(profile.status, samples_per_epoch(job, profile, report), behind)
@@ -132,6 +133,7 @@ def unreadable(job: TrainingJob, fault: str) -> FleetJob:
     """A job of which no more than this can be read, for a fault of the operator."""
     return FleetJob(
         name=job_name(job),
+        created=job.metadata.creation_timestamp or "",
         pools=tuple(job.spec.workers.pools),
         min_workers=job.spec.workers.replicas,
         least=_least(job),

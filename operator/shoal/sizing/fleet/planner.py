@@ -1,4 +1,4 @@
-"""Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left.
+"""Plan all jobs that share pools: by priority, then least slack, then age; each sees what the ones before it left.
 
 Who is in time with what it runs goes first: those that wait have less slack, would take its nodes, and soon it theirs.
 Who is late with all nodes comes after those that may be in time, or one late job would make the next one late. Where
@@ -114,7 +114,7 @@ def _planned(
     left = given.limits
     alone: dict[str, Solved] = {}
     urgency = {job.name: _otherwise(NOT_URGENT, _urgency, job, given) for job in jobs}
-    order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
+    order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], *_age(job)))
     late = {name for name, (*_, slack) in urgency.items() if slack == LATE}
     last = {name for name, each in urgency.items() if each >= (True, False, LATE)}
     shares = _otherwise(None, Shares, order, given, last, late)
@@ -207,6 +207,11 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
     note = "It would change places with another job, and neither can spare a worker meanwhile: it stays."
     found = replace(found, notes=(*found.notes, note))
     return replace(planned, found=found, answer=answer_of(planned.job, planned.one, found))
+
+
+def _age(job: FleetJob) -> tuple[bool, str, str]:
+    """Of equal jobs, the one that was made first goes first, or who waits would wait for each that comes."""
+    return not job.created, job.created, job.name
 
 
 def _urgency(job: FleetJob, given: Given) -> tuple[bool, bool, float]:

@@ -99,6 +99,7 @@ class Pace:
 class FleetJob:
     """A job: the work that is left, what it may use, and what it is wanted for.
 
+    `created`: when it was made, as the API server writes it; empty: it is not made yet.
     `model` None: not reported yet. The work is `samples_left` or `steps_left` of a worker, whichever is done first, or
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
@@ -120,6 +121,7 @@ class FleetJob:
 
     name: str
     pools: tuple[str, ...]
+    created: str = ""
     priority: int = 0
     model: Model | None = None
     samples_left: float | None = None

@@ -142,6 +142,22 @@ def test_less_slack_goes_first_at_equal_priority() -> None:
     assert found["b"].feasible
 
 
+def test_of_equal_jobs_the_one_that_was_made_first_goes_first_whatever_its_name() -> None:
+    """Who waited in namespace `z` waited for ever: each time that one of `a` ended, its next one had the nodes."""
+    four = job(pools=("steady",), deadline_seconds=None, min_workers=4, max_workers=4)
+    new = replace(four, name="a/new", created="2026-01-01T12:00:00Z")
+    waits = replace(four, name="z/waits", created="2026-01-01T11:00:00Z")
+    file = replace(four, name="a/file")  # which is not made yet
+
+    def has(*jobs: FleetJob) -> list[str]:
+        plans = plan_fleet([replace(STEADY, limit=4)], [PROFILE], jobs).jobs
+        return [name for name, each in plans.items() if each.counts["steady"]]
+
+    assert has(file, new, waits) == ["z/waits"]
+    assert has(file, new) == ["a/new"]
+    assert has(replace(waits, created=new.created), new) == ["a/new"]
+
+
 def test_job_that_was_never_measured_takes_no_pool_from_one_that_is_known_to_need_it() -> None:
     """Its slack is a guess. It has what is left until it is measured, minutes later."""
     tight = [replace(SPOT, limit=4), replace(STEADY, limit=12)]

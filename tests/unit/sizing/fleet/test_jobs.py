@@ -9,7 +9,7 @@ import pytest
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
-from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job
+from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, unreadable
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import Pace
@@ -62,6 +62,12 @@ def test_a_pace_that_four_digits_make_impossible_is_the_fastest() -> None:
     status = {"prediction": {"relativeError": "-1", "watchedSeconds": 90}}
     found = fleet_job(training_job(status=status), None, NOW)
     assert found.pace_before == Pace(-0.99, 90.0)
+
+
+def test_a_job_says_since_when_it_waits_also_where_it_cannot_be_read() -> None:
+    made = "2026-01-01T11:00:00Z"
+    job = training_job(metadata={"creationTimestamp": made})
+    assert fleet_job(job, None, NOW).created == unreadable(job, "a fault").created == made
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
