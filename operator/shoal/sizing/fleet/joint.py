@@ -102,7 +102,10 @@ def _traded(
         return ()
     others = used(able) - used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
-    problems = [given.problem(each.job, left) for each in traders]
+    try:
+        problems = [given.problem(each.job, left) for each in traders]
+    except UsageError:  # one of them needs more nodes than all of them have
+        return ()
     priorities = [each.job.priority for each in traders]
     found = plan_together([one.problem for one in problems], priorities, between)
     if found is None:

@@ -139,8 +139,14 @@ def test_a_job_that_is_late_anyway_keeps_no_other_from_trading() -> None:
         {"deadline_seconds": None, "budget_left": -1.0},
         {"deadline_seconds": 9_500.0, "samples_left": 4 * 64 / 0.14 * 9_450},
         {"deadline_seconds": 60.0, "pools": ("other",)},
+        {"deadline_seconds": None, "pools": ("a100",), "min_workers": 23, "least": 23, "max_workers": 23},
     ],
-    ids=["its budget is spent", "in time by its speed alone", "in a pool of its own"],
+    ids=[
+        "its budget is spent",
+        "in time by its speed alone",
+        "in a pool of its own",
+        "larger than what is there",
+    ],
 )
 def test_a_job_that_no_trade_helps_keeps_no_other_from_trading_for_money(
     hopeless: dict[str, Any], number: int
@@ -148,7 +154,7 @@ def test_a_job_that_no_trade_helps_keeps_no_other_from_trading_for_money(
     """One that was over its budget cost all other tenants a third more, for as long as it existed."""
     pools, jobs = cluster(number)
     other = FleetPool("other", "T4", limit=4, price_per_hour=1.0, startup_seconds=60)
-    late = replace(jobs[0], name="late", max_workers=4, **hopeless)
+    late = replace(jobs[0], name="late", **({"max_workers": 4} | hopeless))
     found = plan_fleet([*pools, other], list(PROFILES.values()), [*jobs, late]).jobs
     assert [name for name, each in found.items() if not each.feasible] == ["late"]
     assert of(found, "gains") >= number // 3
