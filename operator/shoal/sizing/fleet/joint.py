@@ -65,10 +65,10 @@ def _best(
 ) -> Sequence[Solved]:
     """What is carried out, or else the jobs' own plans, with all trades.
 
-    Of many jobs, groups trade until one finds no trade; where several that are late find none, one may. Those that are
-    still late are helped no more, and the others trade for money: one that nothing helps would stop that for ever.
+    Of many jobs, groups trade until one finds no trade; where several that are late find none, one may. Once all
+    that are late have tried, the others trade for money: one that nothing helps would stop that for ever.
     """
-    best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
+    best, many, most, tried = able, len(able) > MOST_TRADERS, MOST_TRADERS, set[str]()
     helped = {each.job.name for each in able if many and each.job.name in lost}
     if many and not late_of(able) and (runs := _kept(able, limits, given)):
         return runs
@@ -76,15 +76,16 @@ def _best(
         traders = traders_of(best, given.pools, limits, helped, most)
         traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in best]
-        late = late_of(traders)
+        late = {each.job.name for each in late_of(traders if many else best)}
+        tried |= late
         if traded and not many:
             break
         if traded:
-            helped |= {each.job.name for each in late}
+            helped |= late
         elif many and len(late) > 1 and most > 1:
             most = 1
-        elif left := {each.job.name for each in late_of(best)} - helped:
-            helped |= left
+        elif not tried <= helped and {each.job.name for each in late_of(best)} <= tried | helped:
+            helped |= tried
         else:
             break
     return _kept(best, limits, given) or best
