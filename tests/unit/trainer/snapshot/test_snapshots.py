@@ -52,6 +52,26 @@ def test_snapshot_restores_into_any_number_of_shards(local: SnapshotStore, befor
         assert shard.hello(0, 0, MODEL).last_seq == 3
 
 
+@pytest.mark.parametrize("after", [1, 3])
+def test_what_one_part_lacks_is_not_applied_in_another_number_of_shards(
+    local: SnapshotStore, after: int
+) -> None:
+    """A push that one part has, and another has not, is in no state that they make together: it is sent again."""
+    ahead, behind = shards(2, pushes=5)[0], shards(2, pushes=3)[1]
+    assert save(local, [ahead, behind]).applied == {(0, 0): 3}
+    for index in range(after):
+        assert (found := local.load_newest(index, after)) is not None
+        assert found[1].applied == {(0, 0): 3}
+
+
+def test_who_pushed_to_one_part_only_has_applied_nothing() -> None:
+    state: dict[str, Any] = {"shards": 2, "epoch": 0, "version": 1, "file": "f", "size": 1, "sha256": "0"}
+    one = ShardFile(index=0, low=0, high=1, applied=[(0, 0, 5), (1, 2, 4)], **state)
+    other = ShardFile(index=1, low=1, high=2, applied=[(0, 0, 7)], **state)
+    made = Manifest(number=1, epoch=0, run="uid", shards=(one, other), model=MODEL)
+    assert made.applied == {(0, 0): 5, (1, 2): 0}
+
+
 PART = """{
     "index": 0, "shards": 1, "epoch": 2, "version": 7, "samples": 14, "updates": 6, "pace": 0.5, "agreement": 0.25,
     "usual": 1.5, "low": 0, "high": 8, "file": "0000000001-2/shard-0-of-1-0a1b2c3d", "size": 128, "sha256": "c0ffee",
