@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from dev.errors import DevError
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,15 @@ class AuditTail:
         self.seen: list[Write] = []
 
     def read(self) -> list[Write]:
-        """Every request so far, those of earlier calls included. An incomplete last line is left for the next."""
+        """Every request so far, those of earlier calls included. An incomplete last line is left for the next.
+
+        Raises:
+            DevError: the log is shorter than it was.
+        """
         try:
             with self._log.open("rb") as lines:
+                if lines.seek(0, os.SEEK_END) < self._offset:
+                    raise DevError(f"{self._log} was rotated: what it lost is not seen")
                 lines.seek(self._offset)
                 for line in lines:
                     if not line.endswith(b"\n"):

@@ -21,16 +21,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dev.cluster import holder
 from dev.cluster.pki import Pki
 from dev.cluster.processes import ProcessTable
 from dev.errors import DevError
 from dev.paths import clusters
 from dev.tools import CONTROL_PLANE, Tools, ensure, locate
 
+OF_A_BLOCK = "control-plane-*-*"
+"""The folders of those that end with a block."""
 PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 OPERATOR_NAMESPACE = "shoal-system"
 SERVICE_CIDR = "10.96.0.0/16"
 
+AUDIT_MEGABYTES = 100_000
+"""More than any: a log that is rotated has an end that its readers do not see. (0 means the default, 100.)"""
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -116,11 +121,14 @@ class ControlPlane:
     def start(cls, *, controller_manager_args: Sequence[str] = ()) -> Iterator[ControlPlane]:
         """A control plane on loopback for the duration of a block; its folder is removed afterwards.
 
-        Builds missing tools. Many can run at once.
+        Builds missing tools. Many can run at once. What killed processes left is stopped before: it has a gigabyte.
         """
         tools = ensure(CONTROL_PLANE)
+        for orphan in orphans():
+            orphan.stop()
         folder = clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
         plane = cls(folder, tools)
+        holder.hold(folder.name)
         try:
             plane.launch(controller_manager_args)
             yield plane
@@ -148,6 +156,8 @@ class ControlPlane:
         """End the processes and remove the folder with everything in it."""
         self.processes.stop(*PROCESSES, number=signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.match(OF_A_BLOCK):
+            holder.release(self.folder.name)
 
     def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 60) -> str:
         """Run kubectl and return what it prints.
@@ -268,6 +278,7 @@ class ControlPlane:
             "--profiling=false",
             f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
             f"--audit-log-path={self.audit_log}",
+            f"--audit-log-maxsize={AUDIT_MEGABYTES}",
         ]
 
     def _controller_manager_args(self) -> list[str]:
@@ -300,9 +311,9 @@ def load(folder: Path) -> ControlPlane | None:
 
 
 def orphans() -> list[ControlPlane]:
-    """Control planes whose process was killed before it could stop them."""
-    folders = [(folder, folder.name.split("-")[2]) for folder in clusters().glob("control-plane-*-*")]
-    return [ControlPlane(folder, locate()) for folder, pid in folders if not Path("/proc", pid).exists()]
+    """Control planes of blocks whose process was killed before it could stop them."""
+    left = [folder for folder in clusters().glob(OF_A_BLOCK) if holder.is_left(folder.name)]
+    return [ControlPlane(folder, locate()) for folder in left]
 
 
 def etcd_args(data: Path, network: Network) -> list[str]:

@@ -29,6 +29,11 @@ def hold(cluster: str) -> None:
         record(cluster).write_text(json.dumps({"process": asdict(me), "checkout": str(ROOT)}))
 
 
+def is_left(cluster: str) -> bool:
+    """Whether a process held it that ended without `release`. Of what nobody ever held that is not known."""
+    return (held := _read(cluster)) is not None and not held[0].running
+
+
 def release(cluster: str) -> None:
     """Nobody uses it any more."""
     record(cluster).unlink(missing_ok=True)
@@ -40,11 +45,19 @@ def refuse_another(cluster: str) -> None:
     Raises:
         DevError: another process, which still runs, uses it.
     """
+    if (held := _read(cluster)) is None:
+        return
+    process, checkout = held
+    if process.running and process.pid != os.getpid():
+        raise DevError(
+            f"The cluster {cluster} is used by process {process.pid} of the checkout {checkout}. "
+            f"Wait for it, or end it with `kill {process.pid}`."
+        )
+
+
+def _read(cluster: str) -> tuple[Identity, str] | None:
+    """The process, and its checkout."""
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         found = json.loads(record(cluster).read_text())
-        process = Identity(**found["process"])
-        if process.running and process.pid != os.getpid():
-            raise DevError(
-                f"The cluster {cluster} is used by process {process.pid} of the checkout {found['checkout']}. "
-                f"Wait for it, or end it with `kill {process.pid}`."
-            )
+        return Identity(**found["process"]), found["checkout"]
+    return None

@@ -7,9 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dev.audit import Write, creates, writes
+import pytest
+
+from dev.audit import AuditTail, Write, creates, writes
 from dev.demo.faults import Fault
 from dev.demo.figures import replacements
+from dev.errors import DevError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,6 +36,18 @@ def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     whole = json.dumps(event(1.25, "create", "pods", "a"))
     log.write_text(whole + "\n" + whole[:40])
     assert [(w.name, w.received - START) for w in writes(log)] == [("a", timedelta(seconds=1.25))]
+
+
+def test_rotated_log_is_refused(tmp_path: Path) -> None:
+    """Whoever judges by it would judge nothing, and find nothing wrong."""
+    log = tmp_path / "audit.log"
+    lines = [json.dumps(event(1, "create", "pods", name)) + "\n" for name in ("a", "b")]
+    log.write_text("".join(lines))
+    tail = AuditTail(log)
+    assert [each.name for each in tail.read()] == ["a", "b"]
+    log.write_text(lines[0])
+    with pytest.raises(DevError, match="was rotated"):
+        tail.read()
 
 
 def test_creates_returns_accepted_creations_of_resource_only(tmp_path: Path) -> None:
