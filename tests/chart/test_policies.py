@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from shoal.api.base import API_VERSION
+from shoal.api.kueue import KUEUE
+from shoal.manifests.objects import POD_GROUPS
 from shoal_trainer.contract import CONTROL_PORT, DATA_PORT, METRICS_PORT
 from tests.chart.rendered import CHART, IMAGES_SET, flags, of_kind, ports_of, refusal, render, template
 
@@ -121,6 +124,47 @@ def test_network_policies_are_not_asked_for_in_vain(tools: Path, setting: str) -
 
 def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:
     assert "needs Kubernetes 1.30" in refusal(tools, "admissionPolicy.enabled=true", "--kube-version=1.29.9")
+
+
+MAY_BE_WRITTEN_FREELY = {
+    "trainingjobs",
+    "trainingjobs/status",
+    "speedprofiles/status",
+    "capacitypools/status",
+    "events",
+}
+"""What is Shoal's own, and what Kubernetes' controllers take no orders from."""
+
+
+def test_admission_policy_holds_all_that_the_account_may_write(tools: Path) -> None:
+    """And where it cannot be asked, nothing is admitted."""
+    documents = render(tools, "admissionPolicy.enabled=true", "kueue.enabled=true", "scope.pools=true")
+    [policy] = of_kind(documents, "ValidatingAdmissionPolicy")
+    held = {
+        (group, resource): (each["apiVersions"], sorted(each["operations"]))
+        for each in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in each["apiGroups"]
+        for resource in each["resources"]
+    }
+    written = {
+        (group, resource)
+        for role in of_kind(documents, "ClusterRole")
+        for rule in role["rules"]
+        if {"create", "update", "patch", "delete"} & {*rule["verbs"]}
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if resource not in MAY_BE_WRITTEN_FREELY
+    }
+    assert held.keys() == written
+    versions = {group: value for (group, _), (value, _) in held.items()}
+    assert versions == {
+        "": ["v1"], "policy": ["v1"], "shoal.dev": [API_VERSION.partition("/")[2]],
+        "kueue.x-k8s.io": [KUEUE.partition("/")[2]], "scheduling.x-k8s.io": [POD_GROUPS.partition("/")[2]],
+    }  # fmt: skip
+    operations = {resource: value for (_, resource), (_, value) in held.items()}
+    assert operations.pop("speedprofiles") == ["DELETE"]
+    assert all(each == ["CREATE", "DELETE", "UPDATE"] for each in operations.values())
+    assert policy["spec"]["failurePolicy"] == "Fail"
 
 
 @pytest.mark.by_day(1)

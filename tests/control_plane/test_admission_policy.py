@@ -2,140 +2,154 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.kube import Json, Kube
-from dev.tools.build import ensure
+from dev.kube import MERGE, Json, Kube
 from tests.control_plane.installed import admission_policy, install_account, user_of
 from tests.control_plane.operators import Job
 
+CONTAINERS = {"containers": [{"name": "c", "image": "x"}]}
+KINDS: dict[str, Json] = {
+    "/api/v1/namespaces/{}/pods": {"spec": CONTAINERS},
+    "/api/v1/namespaces/{}/services": {"spec": {"ports": [{"port": 80}]}},
+    "/api/v1/namespaces/{}/secrets": {},
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": {"spec": {"selector": {}}},
+}
+"""Where each kind is, and what it needs. That there are no others is tested on the rendered policy."""
+SECRETS = next(path for path in KINDS if path.endswith("secrets"))
+NOT_ITS = "may only touch objects that a TrainingJob controls"
+NOT_HERE = "no business in this namespace"
 
+
+@dataclass
 class As:
-    """kubectl with the operator's identity."""
+    """The API server with the operator's identity. What it admits is not done."""
 
-    def __init__(self, control_plane: ControlPlane, home: str) -> None:
-        self._words = [
-            ensure(("kubectl",))["kubectl"],
-            "--kubeconfig",
-            str(control_plane.kubeconfig),
-            "--as",
-            user_of(home, "shoal"),
-        ]
+    kube: Kube
+    user: str
 
-    def create(self, manifest: Json) -> str:
+    async def create(self, path: str, body: Json) -> str:
         """Empty if it was admitted, else the refusal."""
-        done = subprocess.run([*self._words, "create", "-f", "-"], input=json.dumps(manifest), capture_output=True,
-                              text=True, check=False)  # fmt: skip
-        return done.stderr if done.returncode else ""
+        return await self._ask("POST", path, json=body)
 
-    def patch(self, kind: str, name: str, namespace: str, change: Json) -> str:
-        words = [*self._words, "-n", namespace, "patch", kind, name, "--type=merge", "-p", json.dumps(change)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.stderr if done.returncode else ""
+    async def patch(self, path: str, change: Json) -> str:
+        return await self._ask("PATCH", path, json=change, headers={"Content-Type": MERGE})
 
-    def delete(self, kind: str, name: str, namespace: str) -> str:
-        words = [*self._words, "-n", namespace, "delete", kind, name, "--wait=false"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.stderr if done.returncode else ""
+    async def delete(self, path: str) -> str:
+        return await self._ask("DELETE", path)
+
+    async def _ask(self, verb: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> str:
+        headers = {"Impersonate-User": self.user, **(headers or {})}
+        async with self.kube.session.request(
+            verb, path, params={"dryRun": "All"}, headers=headers, **body
+        ) as answer:
+            return "" if answer.ok else str((await answer.json())["message"])
 
 
 @pytest.fixture
 async def operator(
     control_plane: ControlPlane, crds: None, kube: Kube, second_namespace: str
 ) -> AsyncIterator[As]:
-    """The operator's account, installed into the second namespace, under the policy."""
+    """The operator's account, installed into the second namespace, under the policy alone: roles refuse it nothing."""
     await install_account(control_plane, kube, second_namespace)
+    user = user_of(second_namespace, "shoal")
+    bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    name = f"all-{second_namespace}"
+    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    role = {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": "rbac.authorization.k8s.io"}
+    await kube.create(bindings, {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
     labels = "admissionPolicy.namespaceLabels.example\\.com/jobs=shoal"
     async with admission_policy(control_plane, second_namespace, labels):
-        yield As(control_plane, second_namespace)
+        yield As(kube, user)
+    await kube.delete(f"{bindings}/{name}")
 
 
-def secret(namespace: str, owners: list[Json] | None = None, name: str = "some") -> Json:
-    metadata: Json = {"name": name, "namespace": namespace, **({"ownerReferences": owners} if owners else {})}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
-
-
-async def test_only_objects_of_training_jobs(
-    operator: As, kube: Kube, namespace: str, second_namespace: str
-) -> None:
-    await kube.patch(
-        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
-    )
+@pytest.fixture
+async def owner(kube: Kube, crds: None, namespace: str) -> Json:
+    """The owner reference of a job, in a namespace with the label."""
+    labels = {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
+    await kube.patch(f"/api/v1/namespaces/{namespace}", labels)
     job = await Job(kube, namespace).apply()
-    owner: dict[str, Any] = {
-        "apiVersion": job["apiVersion"], "kind": "TrainingJob", "name": "digits",
-        "uid": job["metadata"]["uid"], "controller": True,
-    }  # fmt: skip
-    assert operator.create(secret(namespace, [owner])) == ""
-    refused = "may only touch objects that a TrainingJob controls"
-    assert refused in operator.create(secret(namespace, name="alone"))
-    assert refused in operator.create(
-        secret(namespace, [{**owner, "controller": False}], name="not-controlled")
-    )
-    stranger = {**owner, "apiVersion": "apps/v1", "kind": "ReplicaSet"}
-    assert refused in operator.create(secret(namespace, [stranger], name="stranger"))
-    assert "no business in this namespace" in operator.create(secret("kube-system", [owner], name="system"))
-
-    invented = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
-    assert "without the label example.com/jobs=shoal" in operator.create(secret("default", [invented]))
-
-    own = secret(second_namespace, name="shoal-install-key")
-    assert operator.create(own) == ""
-    assert "no business" in operator.create(secret(second_namespace, [owner], name="other"))
-
-    pods = f"/api/v1/namespaces/{namespace}/pods"
-    container = {"name": "c", "image": "x"}
-    await kube.create(pods, {"metadata": {"name": "foreign"}, "spec": {"containers": [container]}})
-    assert refused in operator.delete("pod", "foreign", namespace)
-    await kube.create(
-        pods, {"metadata": {"name": "mine", "ownerReferences": [owner]}, "spec": {"containers": [container]}}
-    )
-    assert operator.delete("pod", "mine", namespace) == ""
+    uid = job["metadata"]["uid"]
+    return {
+        "apiVersion": job["apiVersion"],
+        "kind": "TrainingJob",
+        "name": "digits",
+        "uid": uid,
+        "controller": True,
+    }
 
 
-async def test_only_profiles_of_its_own_are_deleted(operator: As, kube: Kube, namespace: str) -> None:
-    await kube.patch(
-        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
-    )
-    profiles = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/speedprofiles"
-    identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
-    labels = {"app.kubernetes.io/managed-by": "shoal"}
-    said = {"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}}
-    await kube.create(profiles, {**identity, "metadata": {"name": "foreign"}})
-    await kube.create(profiles, {**identity, "metadata": {"name": "said", "labels": labels}, **said})
-    await kube.create(profiles, {**identity, "metadata": {"name": "own", "labels": labels}, "spec": {}})
-    for name in ("foreign", "said"):
-        assert "only delete SpeedProfiles that it made" in operator.delete("speedprofile", name, namespace)
-    assert operator.delete("speedprofile", "own", namespace) == ""
+def some(name: str, *owners: Json, of: str = SECRETS, **more: Any) -> Json:
+    return {**KINDS[of], "metadata": {"name": name, "ownerReferences": list(owners)}, **more}
 
 
-async def test_no_object_of_somebody_else_is_taken_over(
-    operator: As, kube: Kube, namespace: str, second_namespace: str
+async def test_only_objects_of_training_jobs(operator: As, owner: Json, kube: Kube, namespace: str) -> None:
+    """With an invented owner, the garbage collector would have deleted what is somebody else's."""
+    marked: Json = {"labels": {"a": "b"}}
+    for kind in KINDS:
+        path = kind.format(namespace)
+        assert await operator.create(path, some("own", owner, of=kind)) == ""
+        assert NOT_ITS in await operator.create(path, some("foreign", of=kind))
+        await kube.create(path, some("foreign", of=kind))
+        await kube.create(path, some("own", owner, of=kind))
+        for owners in ([], [owner], [{**owner, "uid": "00000000-0000-0000-0000-000000000000"}]):
+            taken = {"metadata": {**marked, "ownerReferences": owners}}
+            assert NOT_ITS in await operator.patch(f"{path}/foreign", taken)
+        assert NOT_ITS in await operator.patch(f"{path}/own", {"metadata": {"ownerReferences": None}})
+        assert NOT_ITS in await operator.delete(f"{path}/foreign")
+        assert await operator.patch(f"{path}/own", {"metadata": marked}) == ""
+        assert await operator.delete(f"{path}/own") == ""
+    for wrong in ({"controller": False}, {"controller": None}, {"kind": "ReplicaSet"}, {"apiVersion": "apps/v1"},
+                  {"apiVersion": "shoal.developers.example/v1"}):  # fmt: skip
+        given = {key: value for key, value in {**owner, **wrong}.items() if value is not None}
+        assert NOT_ITS in await operator.create(SECRETS.format(namespace), some("some", given)), wrong
+
+
+async def test_only_in_namespaces_of_jobs(
+    operator: As, owner: Json, kube: Kube, namespace: str, second_namespace: str
 ) -> None:
-    """With an invented owner, the garbage collector would have deleted it."""
-    await kube.patch(
-        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
-    )
-    job = await Job(kube, namespace).apply()
-    owner = {
-        "apiVersion": job["apiVersion"], "kind": "TrainingJob", "name": "digits",
-        "uid": job["metadata"]["uid"], "controller": True,
-    }  # fmt: skip
-    services = f"/api/v1/namespaces/{namespace}/services"
-    body: Json = {"metadata": {"name": "foreign"}, "spec": {"ports": [{"port": 80}]}}
-    await kube.create(services, body)
-    await kube.create(services, {**body, "metadata": {"name": "own", "ownerReferences": [owner]}})
-    selector = {"spec": {"selector": {"a": "b"}}}
-    invented = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
-    refused = "may only touch objects that a TrainingJob controls"
-    for owners in ([invented], [owner]):
-        taken = {"metadata": {"ownerReferences": owners}, **selector}
-        assert refused in operator.patch("service", "foreign", namespace, taken)
-    assert refused in operator.patch("service", "own", namespace, {"metadata": {"ownerReferences": None}})
-    assert operator.patch("service", "own", namespace, selector) == ""
+    """In its own it makes the install key, and does not change it."""
+    for closed in ("kube-system", "kube-public", "kube-node-lease", second_namespace):
+        assert NOT_HERE in await operator.create(SECRETS.format(closed), some("some", owner)), closed
+    refused = await operator.create(SECRETS.format("default"), some("some", owner))
+    assert "without the label example.com/jobs=shoal" in refused
+    key = some("shoal-install-key")
+    assert await operator.create(SECRETS.format(second_namespace), key) == ""
+    assert NOT_ITS in await operator.create(SECRETS.format(namespace), key)
+    await kube.create(SECRETS.format(second_namespace), key)
+    path = f"{SECRETS.format(second_namespace)}/shoal-install-key"
+    assert NOT_HERE in await operator.patch(path, {"metadata": {"labels": {"a": "b"}}})
+    assert NOT_HERE in await operator.delete(path)
+
+
+ITS_OWN = {"app.kubernetes.io/managed-by": "shoal"}
+SAID: dict[str, Json] = {
+    "model": {"model": {"flopsPerSample": 1e6, "parameters": 1000, "tensors": 4}},
+    "rows": {"rows": [{"accelerator": "T4", "batchSize": 8, "stepSeconds": 0.1}]},
+    "convergence": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}},
+}
+
+
+async def test_only_profiles_of_its_own_are_deleted(
+    operator: As, owner: Json, kube: Kube, namespace: str
+) -> None:
+    """Not those that somebody made, or wrote something in."""
+    path = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/speedprofiles"
+
+    async def refusal(name: str, spec: Json, **labels: str) -> str:
+        identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
+        await kube.create(path, {**identity, "metadata": {"name": name, "labels": labels}, "spec": spec})
+        return await operator.delete(f"{path}/{name}")
+
+    assert await refusal("own", {}, **ITS_OWN) == ""
+    refused = "only delete SpeedProfiles that it made"
+    assert refused in await refusal("unlabelled", {})
+    assert refused in await refusal("foreign", {}, **dict.fromkeys(ITS_OWN, "helm"))
+    for what, spec in SAID.items():
+        assert refused in await refusal(what, spec, **ITS_OWN), what
