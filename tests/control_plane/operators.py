@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -35,6 +36,12 @@ from tests.meanwhile import during
 INSTALL_KEY = bytes(range(32))
 QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
 """For tests of takeover. On a busy machine, shorter times would lose the Lease for no reason."""
+
+KNOWN_ENDS = {0: "", -signal.SIGKILL: "", 1: "the operator stopped: |shoal-operator: "}
+"""Exit codes of a process under faults, and what it says then: that the Lease was lost, or no API server answers."""
+UNEXPECTED = re.compile(r"ERROR +shoal[^\n]*\nTraceback.*", re.DOTALL)
+"""What is logged of an error that nobody expected. That of kopf's ends nothing."""
+CRASH_WORDS = 4000
 
 
 class FakeCoordinator:
@@ -132,6 +139,8 @@ class OperatorProcess:
             self._command = service_account.command(account)
             del self._environment["KUBECONFIG"]
         self._process: asyncio.subprocess.Process | None = None
+        self._crashes: list[str] = []
+        """How it ended unexpectedly, while it was kept running."""
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
@@ -174,15 +183,25 @@ class OperatorProcess:
 
     @contextlib.asynccontextmanager
     async def kept_running(self) -> AsyncIterator[None]:
-        """Started again whenever it ends, as a kubelet does."""
+        """Started again whenever it ends, as a kubelet does; that it crashes is a fault all the same."""
 
         async def restart() -> None:
             while True:
-                await self.wait()
+                said_before = self.log.stat().st_size
+                code = await self.wait()
+                said = self.log.read_bytes()[said_before:].decode(errors="replace")
+                if code not in KNOWN_ENDS or not re.search(KNOWN_ENDS[code], said):
+                    self._crashes.append(f"{self.log} ended with {code}:\n{said[-CRASH_WORDS:]}")
                 await self.start()
 
         async with during(restart()):
             yield
+        assert not (crashes := self.crashes()), "\n".join(crashes)
+
+    def crashes(self) -> list[str]:
+        """What no signal, no lost Lease and no API server that is away explains: each exit code, or what was logged."""
+        logged = UNEXPECTED.search(self.log.read_text(errors="replace"))
+        return self._crashes + ([logged[0][:CRASH_WORDS]] if logged else [])
 
     async def _end(self, number: signal.Signals) -> int:
         process = self._process

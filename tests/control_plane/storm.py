@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ START_SECONDS = 120.0
 """On a busy machine two operators take a while to start."""
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
+MANY = 5
+"""Workers of `edited`, of which its leader hangs in the midst."""
 QUIET_WRITES = 12
 """More in some seconds in which nothing happens are a hot loop."""
 NODES = {"safe-1": False, "safe-2": False, **{f"spot-{number}": True for number in range(4)}}
@@ -99,6 +102,8 @@ class Storm:
     folder: Path
     expected: Expected = field(default_factory=Expected)
     told: list[str] = field(default_factory=list)
+    happened: Counter[str] = field(default_factory=Counter)
+    """How often each step found something to do."""
 
     def __post_init__(self) -> None:
         self.chance, self.force = random.Random(), LIGHT
@@ -166,7 +171,8 @@ class Storm:
             await self._build_on_sand(seed)
         for what in self.chance.sample(steps, len(steps)):
             self.told.append(f"{utc_now():%X} {what}")
-            await getattr(self, f"_{what}")()
+            if await getattr(self, f"_{what}")() is not False:
+                self.happened[what] += 1
             await self._last(force.between)
 
     async def clear(self) -> None:
@@ -181,7 +187,9 @@ class Storm:
         while wrong := await self._wrong():
             assert asyncio.get_running_loop().time() < deadline, "\n".join(wrong)
             await asyncio.sleep(0.1)
-        assert not (broken := [*self.witness.judge(), *self._replaced_for_silence()]), "\n".join(broken)
+        crashes = [words for process in self.processes for words in process.crashes()]
+        broken = [*self.witness.judge(), *self._replaced_for_silence(), *crashes]
+        assert not broken, "\n".join(broken)
         status = await self.steady.status()
         self._compare(status["restarts"], status["parameterServers"]["restarts"])
         before = self._written()
@@ -211,18 +219,23 @@ class Storm:
     async def _kill(self) -> None:
         await self.chance.choice(self.processes).kill()
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> bool:
         """The leader is stopped cleanly, so that the other one leads, and comes back."""
         if (leader := self._leader()) is not None:
             await leader.stop()
+        return leader is not None
 
-    async def _pause(self) -> None:
+    async def _pause(self) -> bool:
         """The leader hangs, in a long pause until the other one leads, and goes on."""
         if (leader := self._leader()) is not None:
             await leader.pause(self.chance.uniform(*self.force.pause))
+        return leader is not None
 
     async def _takeover(self) -> None:
-        """The leader hangs until the other one leads, a pod is lost meanwhile, and it wakes beside its successor."""
+        """The leader hangs in the midst of its work until the other one leads, and wakes with the answer to a write.
+
+        A pod is lost meanwhile, too.
+        """
 
         async def leads() -> OperatorProcess | None:
             return self._leader()
@@ -232,7 +245,15 @@ class Storm:
 
         leader: OperatorProcess = await eventually(leads, START_SECONDS, "a replica leads")
         before = self.witness.leader
+        held = self.api.hold(before)
+
+        async def works_or_leads_no_more() -> bool:
+            return held.done or self.witness.leader != before
+
+        await self.edit({**BASE, "workers": {**BASE["workers"], "replicas": MANY}})
+        await eventually(works_or_leads_no_more, START_SECONDS, f"{before} writes something")
         async with leader.hanging():
+            held.answer.set()
             await self._lose()
             await eventually(another_leads, START_SECONDS, f"another one than {before} leads")
         await self._last(self.force.pause)
@@ -246,8 +267,8 @@ class Storm:
     def _leader(self) -> OperatorProcess | None:
         return next((p for p in self.processes if p.log.parent.name == self.witness.leader), None)
 
-    async def _watches(self) -> None:
-        self.api.disturb(0.5, self.chance.choice(list(Trouble)))
+    async def _watches(self) -> bool:
+        return self.api.disturb(0.5, self.weather.rarest(list(Trouble))) > 0
 
     async def _outage(self) -> None:
         await self._out(self.force.outage)
@@ -263,13 +284,15 @@ class Storm:
         await self._last(between)
         self.api.restore()
 
-    async def _lose(self) -> None:
-        if pod := self._victim():
-            self.expected.sure += await self._delete(pod)
+    async def _lose(self) -> bool:
+        lost = (pod := self._victim()) is not None and await self._delete(pod)
+        self.expected.sure += lost
+        return lost
 
-    async def _lose_server(self) -> None:
-        if pod := self._victim("ps"):
-            self.expected.servers += await self._delete(pod)
+    async def _lose_server(self) -> bool:
+        lost = (pod := self._victim("ps")) is not None and await self._delete(pod)
+        self.expected.servers += lost
+        return lost
 
     async def _delete(self, pod: Json) -> bool:
         self.expected.taken.add(pod["metadata"]["uid"])
@@ -280,13 +303,15 @@ class Storm:
             return True
         return False
 
-    async def _crash(self) -> None:
+    async def _crash(self) -> bool:
         if pod := self._victim():
             self.expected.taken.add(pod["metadata"]["uid"])
             with tolerant(404, 409):
                 await self.kubelet.fail_pod(self.home, pod["metadata"]["name"], exit_code=1)
                 self.expected.sure += 1
                 self.expected.failures += 1
+                return True
+        return False
 
     async def _blip(self) -> None:
         name = self._a_spot_node()
@@ -348,6 +373,13 @@ class Storm:
     async def _forbid(self) -> None:
         for binding in self._bindings:
             await self.kube.delete(_path(binding))
+        before = self.weather.met["forbidden"]
+
+        async def told() -> bool:
+            self.api.disturb(1.0, Trouble.RESET)  # who watches need not ask for anything else
+            return self.weather.met["forbidden"] > before
+
+        await eventually(told, what="an operator is told that it is forbidden")
         await self._last(self.force.forbidden)
         for binding in self._bindings:
             await self.kube.create(_path(binding).rpartition("/")[0], binding)

@@ -95,3 +95,8 @@ async def test_an_outage_of_the_api_server_deletes_nothing_and_counts_nothing(
                     status = await job.status()
                     assert status["restarts"].get("disruptions", 0) == 0
                     assert status["parameterServers"].get("restarts", 0) == 0
+                    # An operator that is dead deletes nothing either.
+                    await kube.delete(
+                        f"/api/v1/namespaces/{namespace}/pods/{job.name}-worker-0-0", grace_seconds=0
+                    )
+                    await job.slot_runs_again(0)

@@ -27,6 +27,7 @@ from tests.control_plane.operators import (
     running_operator,
 )
 from tests.doubles.fake_kubelet import FakeKubelet
+from tests.meanwhile import losing_the_lease
 
 
 @pytest.fixture
@@ -233,6 +234,7 @@ async def test_standby_takes_over_from_a_disconnected_leader(
     job = Job(kube, namespace)
     first = Disconnectable()
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(losing_the_lease())
         one = await stack.enter_async_context(
             running_operator(
                 control_plane.kubeconfig,

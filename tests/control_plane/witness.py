@@ -174,8 +174,9 @@ class Witness:
 
     def judge(self) -> list[str]:
         """Every rule that was broken, in words."""
-        mine = [write for write in self.written() if write.code < 300]
-        return [*self.broken, *self._written_without_the_lease(mine), *self._healthy_servers_deleted(mine)]
+        sent = self.written()
+        done = [write for write in sent if write.code < 300]
+        return [*self.broken, *self._written_without_the_lease(sent), *self._healthy_servers_deleted(done)]
 
     def written(self) -> list[Write]:
         """What the operators wrote in the namespaces so far, refused or not."""

@@ -6,6 +6,7 @@ async with FaultyApi(plane.kubeconfig, Weather(random.Random(7))) as api:
     api.weather.share = 0.1            # of requests that meet a fault
     api.disturb(0.5, Trouble.FROZEN)   # half of the open watches
     api.watches("replica-a", "pods")[0].drops = b"x"  # its next event with an x, for good: it goes on
+    held = api.hold("replica-a")       # its next write: done, when `held.done`, and answered after `held.answer.set()`
     api.cut()                          # nobody is answered; api.cut("replica-a"): this client is not
     api.heal()                         # the end of all faults
 ```
@@ -20,12 +21,12 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -65,6 +66,9 @@ class Trouble(StrEnum):
     DEAF = "deaf"  # events are dropped until another ERROR event with 410 tells so
 
 
+Kind = TypeVar("Kind", bound=Fault | Trouble)
+
+
 @dataclass(eq=False)
 class OpenWatch:
     """A watch of one client."""
@@ -82,6 +86,16 @@ class OpenWatch:
             return True
         self.drops = b""
         return False
+
+
+@dataclass(eq=False)
+class Held:
+    """The next write of a client, whose answer waits."""
+
+    door: str
+    done: bool = False
+    answer: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: the client may have it."""
 
 
 @dataclass
@@ -107,11 +121,25 @@ class Weather:
             kinds.append(Fault.TWICE)
         if method == "GET":
             kinds = [*(kinds[:-1] if watch else kinds), Fault.EXPIRED]
-        return self.chance.choice(kinds)
+        return self.rarest(kinds)
+
+    def rarest(self, kinds: Sequence[Kind]) -> Kind:
+        """The one that was met least so far: they are dealt, as those that chance forgets would test nothing."""
+        least = min(self.met[_name(kind)] for kind in kinds)
+        return self.chance.choice([kind for kind in kinds if self.met[_name(kind)] == least])
 
     def meet(self, what: Fault | Trouble) -> None:
         """Count it."""
-        self.met[f"{type(what).__name__.lower()} {what}"] += 1
+        self.met[_name(what)] += 1
+
+    def unmet(self) -> list[str]:
+        """The kinds that nobody has met."""
+        kinds: list[Fault | Trouble] = [*Fault, *Trouble]
+        return [name for kind in kinds if not self.met[name := _name(kind)]]
+
+
+def _name(what: Fault | Trouble) -> str:
+    return f"{type(what).__name__.lower()} {what}"
 
 
 class FaultyApi:
@@ -127,6 +155,7 @@ class FaultyApi:
         self._out: set[str] = set()
         """Doors that are cut."""
         self._healed = asyncio.Event()
+        self._held: Held | None = None
 
     async def __aenter__(self) -> Self:
         await self._kube.__aenter__()
@@ -155,12 +184,18 @@ class FaultyApi:
         address, port = runner.addresses[0][:2]
         return _kubeconfig(f"http://{address}:{port}", folder)
 
-    def disturb(self, share: float, trouble: Trouble, door: str = "") -> None:
-        """Trouble for this share of the watches that are open: of one client, or of all."""
-        for watch in self._watches:
-            here = not watch.trouble.done() and door in {"", watch.door}
-            if here and self.weather.chance.random() < share:
-                watch.trouble.set_result(trouble)
+    def disturb(self, share: float, trouble: Trouble, door: str = "") -> int:
+        """Trouble for this share of the watches that are open: of one client, or of all. Returns of how many."""
+        here = [w for w in self._watches if not w.trouble.done() and door in {"", w.door}]
+        struck = [watch for watch in here if self.weather.chance.random() < share]
+        for watch in struck:
+            watch.trouble.set_result(trouble)
+        return len(struck)
+
+    def hold(self, door: str) -> Held:
+        """The next write of this client is done, and answered when `Held.answer` is set."""
+        self._held = Held(door)
+        return self._held
 
     def watches(self, door: str, plural: str) -> list[OpenWatch]:
         """Those of one client and kind that are open, in that order."""
@@ -208,12 +243,27 @@ class FaultyApi:
             if watch and answer.status == 200:
                 return await self._watch(request, door, answer)
             response = web.Response(status=answer.status, headers=_returned(answer), body=await answer.read())
+        await self._hold(request, door)
+        if response.status == 403:
+            self.weather.met["forbidden"] += 1
         if fault is Fault.TWICE:
             async with self._forward(request, headers) as answer:
                 response = web.Response(
                     status=answer.status, headers=_returned(answer), body=await answer.read()
                 )
         return _reset(request) if fault is Fault.ANSWER_LOST else response
+
+    async def _hold(self, request: web.Request, door: str) -> None:
+        held = self._held
+        if (
+            held
+            and not held.done
+            and held.door == door
+            and request.method != "GET"
+            and "/leases" not in request.path
+        ):
+            held.done = True
+            await held.answer.wait()
 
     @contextlib.asynccontextmanager
     async def _forward(

@@ -300,6 +300,8 @@ class Client:
         """... until this time..."""
         self.past_kind = ""
         """... of this kind of objects, a plural; of all if it is empty."""
+        self.wakes_at = 0.0
+        """The process hangs until then: it sends nothing, and hears the answers to what it has sent when it wakes."""
 
     async def request(
         self,
@@ -315,15 +317,28 @@ class Client:
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.sleep(0.003)
+                if self.hangs:  # the process would not have come so far
+                    await self._awake()
+                    raise Unavailable("connection reset")
                 self._alive()
                 await self.faults.before(self, method, path)
                 self._alive()
                 past = self.past if now() < self._past_until(path) else None
                 answer = self.server.handle(self.who, method, path, query or {}, body, past)
                 await self.faults.after(self, method, path)
+                await self._awake()
                 return answer
         except TimeoutError:
             raise Unavailable(f"{method} {path}: timed out") from None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the process does."""
+        return now() < self.wakes_at
+
+    async def _awake(self) -> None:
+        if self.hangs:
+            await asyncio.sleep(self.wakes_at - now())
 
     def _alive(self) -> None:
         if self.dead:
@@ -376,6 +391,7 @@ class Client:
             due, line = found
             if (wait := max(due, held) - now()) > 0:
                 await asyncio.sleep(wait)
+            await self._awake()
             yield line
 
 

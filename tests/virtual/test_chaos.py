@@ -88,6 +88,21 @@ class Weather(Faults):
             raise Unavailable("connection reset after the request was done")
 
 
+@dataclass
+class LeaseWeather(Faults):
+    """Of the Lease's own connections."""
+
+    weather: Weather
+    lost: str = ""
+    """The replica whose renewals nobody answers until `lost_until`, while all else that it sends arrives."""
+    lost_until: float = 0.0
+
+    async def before(self, client: Client, verb: str, key: str) -> None:
+        if now() < self.weather.out_until or (client.who == self.lost and now() < self.lost_until):
+            await asyncio.sleep(0.2)
+            raise Unavailable("connection refused")
+
+
 POOLS: Json = {
     name: {
         "accelerator": {"name": "T4"},
@@ -111,6 +126,7 @@ class Chaos:
         self.shards, self.pooled, queued = 1 + (kind == "sharded"), kind == "pooled", kind == "queued"
         truth = Truth(samples=1e9)
         self.world = World(lambda _uid: truth, faults=self.weather, plan_seconds=20.0, kueue=queued)
+        self.world.lease_faults = self.leases = LeaseWeather(self.weather)
         self.world.server.handle = self.weather.deny(self.world.server.handle)  # type: ignore[method-assign]
         self.kueue = Kueue(self.world, strict=False) if queued else None
         self.judge = Judge(self.world, self.kueue)
@@ -203,6 +219,8 @@ class Chaos:
                 "deny",
                 "force",
                 "replace",
+                "lease",
+                "stop",
                 *(("limit", "misspelled", "drop") if self.pooled else ()),
                 *(("preempt", "admit", "admit", "unqueue") if self.kueue else ()),
             ]
@@ -219,6 +237,8 @@ class Chaos:
                     ]  # drawn, it would make each seed another one
                     replica.past = version, chance.uniform(1.0, 20.0), kind
                 asyncio.get_running_loop().call_later(2.0, replica.start)
+            case "lease" | "stop":
+                self._without_the_lease(what)
             case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
                 self._strike(machine)
                 world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)
@@ -263,6 +283,15 @@ class Chaos:
                 self._force(chance.choice(pods)["metadata"])
             case _:
                 await self._people(what)
+
+    def _without_the_lease(self, what: str) -> None:
+        """The leader, if there is one, hangs, or nobody answers its renewals."""
+        replica = next((each for each in self.world.replicas if each.leads), self.world.replicas[0])
+        seconds = self.chance.uniform(5, 60)
+        if what == "stop":
+            replica.hang(seconds)
+        else:
+            self.leases.lost, self.leases.lost_until = replica.name, now() + seconds
 
     def _lose_server(self) -> bool:
         """The machine of a server that works loses its power, if there is one: chance alone rarely strikes it."""
@@ -333,6 +362,7 @@ class Chaos:
 
     async def _clear(self) -> None:
         self.weather.over()
+        self.leases.lost_until = 0.0
         self.world.edit(suspend=False, workers=self._workers(3))
         if self.pooled:
             self._pools()

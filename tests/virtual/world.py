@@ -38,6 +38,7 @@ class Replica:
         self.past: tuple[int, float, str] | None = None
         """Its next start sees the cluster as it was at a version, for so many seconds: this kind of objects, or all."""
         self._task: asyncio.Task[None] | None = None
+        self._hung_at = 0.0
 
     def start(self) -> None:
         """Start the process."""
@@ -63,7 +64,7 @@ class Replica:
             lease_transport=lease,
             wall=wall,
             monotonic=now,
-            lease_clock=now,
+            lease_clock=self._clock,
         )
         self._lease = lease
         self._task = asyncio.create_task(self._run(self.operator), name=f"operator {self.name}")
@@ -75,6 +76,8 @@ class Replica:
             rest = group.split(lambda error: type(error).__name__ == "LeaseLost")[1]
             if rest is not None:
                 self.world.faults_of_the_operator.append(rest)
+            else:
+                self.world.leases_lost += 1
         except Exception as error:
             self.world.faults_of_the_operator.append(error)
         finally:
@@ -84,6 +87,15 @@ class Replica:
     def _again(self, operator: Operator) -> None:
         if self.operator is operator and not self.world.over:
             self.start()
+
+    def hang(self, seconds: float) -> None:
+        """SIGSTOP for a while: its own clock stands still, and leaps when it wakes and goes on with what it was at."""
+        if self.client is not None:
+            self._hung_at = now()
+            self.client.wakes_at = self._lease.wakes_at = now() + seconds
+
+    def _clock(self) -> float:
+        return self._hung_at if self.client is not None and self.client.hangs else now()
 
     async def kill(self) -> None:
         """SIGKILL: nothing that it does afterwards reaches the server."""
@@ -131,6 +143,8 @@ class World:
         self.kueue = kueue
         self.replicas: list[Replica] = []
         self.faults_of_the_operator: list[BaseException] = []
+        self.leases_lost = 0
+        """How often a replica ended because of that."""
         self.watchers: list[Callable[[], None]] = []
         """Called at each step: invariants."""
         self.over = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from tests.control_plane.storm import Expected, Storm
+from tests.control_plane.test_chaos import OFTEN, TEN, dealt
 from tests.doubles.fake_kubelet import FakeKubelet
+from tests.doubles.faulty_api import Fault, Trouble, Weather
 from tests.unit.dev.test_witness import Scene
 
 
@@ -68,3 +71,19 @@ def test_a_pod_that_is_replaced_because_all_nodes_were_silent(storm: Storm) -> N
         kept={"there", "deleted", "blipped", "gone"}, taken={"deleted"}, perhaps={"blipped"}
     )
     assert storm._replaced_for_silence() == ["gone was replaced because all nodes were silent"]
+
+
+@pytest.mark.parametrize("first", [0, 70, 190])
+def test_each_ten_storms_have_every_step(first: int) -> None:
+    steps = {step for seed in range(first, first + TEN) for step in dealt(seed)}
+    assert steps >= {*OFTEN, "takeover", "long_outage", "reclaim", "all_unknown", "blip"}
+
+
+def test_faults_are_dealt() -> None:
+    """Chance alone forgot four of them in the storms of a day."""
+    weather = Weather(random.Random(7), share=1.0)
+    for method in ("GET", "POST", "PATCH") * len(Fault):
+        assert (fault := weather.strikes(method, watch=False)) is not None
+        weather.meet(fault)
+    assert weather.unmet() == [f"trouble {each}" for each in Trouble]
+    assert weather.rarest([Fault.LATE, Trouble.DEAF]) is Trouble.DEAF

@@ -20,7 +20,7 @@ from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
 from shoal.process.settings import Settings
-from tests.meanwhile import during
+from tests.meanwhile import during, losing_the_lease
 from tests.unit.controllers.clusters import NOW, Cluster, UnreachableCoordinator
 from tests.unit.policy import build
 
@@ -121,16 +121,17 @@ async def test_job_that_names_a_pool_is_told_that_the_operator_reads_none(reads:
 async def test_its_writes_end_with_the_lease() -> None:
     cluster = EmptyCluster(jobs=NO_OBJECTS)
     operator = Operator(cluster, SETTINGS, UnreachableCoordinator(), lease_clock=loop_time)
-    async with during(operator.run()):
-        await asyncio.sleep(60)
-        operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
-        await asyncio.sleep(5)
-        assert cluster.writes("POST", "events") == ["events"]
-        cluster.fault = lambda _method, path: Unavailable("partition") if "/leases" in path else None
-        await asyncio.sleep(LEASE_TIMES.renew_deadline + 1)
-        operator.recorder.record(build.job(), [Event("Normal", "Two", "never told")])
-        await operator.recorder.drain()
-        assert cluster.writes("POST", "events") == ["events"]
+    with losing_the_lease():
+        async with during(operator.run()):
+            await asyncio.sleep(60)
+            operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
+            await asyncio.sleep(5)
+            assert cluster.writes("POST", "events") == ["events"]
+            cluster.fault = lambda _method, path: Unavailable("partition") if "/leases" in path else None
+            await asyncio.sleep(LEASE_TIMES.renew_deadline + 1)
+            operator.recorder.record(build.job(), [Event("Normal", "Two", "never told")])
+            await operator.recorder.drain()
+            assert cluster.writes("POST", "events") == ["events"]
 
 
 @pytest.mark.looptime
