@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("code-nowhere",
      with_(spec__training__code={"digest": "0" * 64}, spec__storage={"ephemeral": {}}),
      "set storage.uri or volumeClaim"),
+    ("run-of-nothing",
+     with_(spec__storage={"ephemeral": {}, "run": "a"}),
+     "a run that is to be continued needs a storage"),
+    ("initial-scheme",
+     with_(spec__training__initialFrom={"uri": "http://x/y"}),
+     "spec.training.initialFrom.uri: Invalid value: \"http://x/y\": must be s3://bucket/path"),
+    ("servers-pool", with_(spec__parameterServers={"pools": ["My pool"]}), "spec.parameterServers.pools"),
+    ("workload-without-queue",
+     with_(spec__runPolicy={"schedulingPolicy": {"queueAs": "Workload"}}),
+     "queueAs Workload needs a queue"),
     ("workload-auto",
      with_(spec__runPolicy={"schedulingPolicy": {"queue": "team", "queueAs": "Workload"}},
            spec__elasticity={"mode": "Auto"}, spec__workers__maxReplicas=4),
@@ -235,6 +246,67 @@ async def refusal(kube: Kube, manifest: Any) -> str:
 )
 async def test_invalid_manifest_is_rejected_with_a_message(kube: Kube, manifest: Any, message: str) -> None:
     assert message in await refusal(kube, manifest)
+
+
+WRONG_IN_ROLES: list[dict[str, Any]] = [
+    {"spec": {"containers": [{"name": "main"}]}},
+    {"spec": {"containers": [{"name": "a"}, {"name": "a"}]}},
+    {"spec": {"restartPolicy": "Always"}},
+    {"spec": {"hostname": "a"}},
+    {"spec": {"subdomain": "a"}},
+    {"spec": {"nodeName": "n"}},
+    {"spec": {"hostNetwork": True}},
+    {"metadata": {"labels": {"shoal.dev/role": "ps"}}},
+    {"metadata": {"annotations": {"shoal.dev/role": "ps"}}},
+]
+WRONG_PROFILE = {
+    **{key: GOOD[key] for key in ("apiVersion", "metadata")},
+    "kind": "SpeedProfile",
+    "spec": {"convergence": {"r1": 1, "r2": 0, "r3": 1, "r4": 0, "leastBatch": 9, "mostBatch": 8}},
+}
+
+
+def schema_of(plural: str) -> Any:
+    """What the CRD of the checkout says of objects as people write them."""
+    [version] = yaml.safe_load(Path(f"crds/shoal.dev_{plural}.yaml").read_text())["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    schema["properties"].pop("status")
+    return schema
+
+
+def rules_of(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where each rule is that looks at one version alone, and what it says; of a list or map, at its items, too."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" not in rule["rule"]:
+            yield path, rule.get("message", "")
+    for name, each in schema.get("properties", {}).items():
+        yield from rules_of(each, f"{path}.{name}".lstrip("."))
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from rules_of(schema[name], path)
+
+
+async def test_each_rule_refuses_one_of_these(kube: Kube) -> None:
+    """Else nobody would notice that it is gone: the API server then takes what the operator cannot run."""
+    wrong = [case[1] for case in WRONG]
+    for role in ("workers", "parameterServers"):
+        wrong += [with_(**{f"spec__{role}__template": each}) for each in WRONG_IN_ROLES]
+    refused = set()
+    for manifest in (*wrong, WRONG_PROFILE):
+        plural = f"{manifest['kind'].lower()}s"
+        path = f"/apis/shoal.dev/v1alpha1/namespaces/default/{plural}"
+        with pytest.raises(ApiError) as error:
+            await kube.request("POST", path, manifest, params={"dryRun": "All", "fieldValidation": "Strict"})
+        for cause in error.value.body.get("details", {}).get("causes", ()):
+            field = re.sub(r"\[[^]]*\]", "", cause["field"]).removeprefix("<nil>")
+            refused.add((plural, field, cause["message"]))
+    for name in ("trainingjobs", "speedprofiles"):
+        missing = [
+            f"{field}: {said}"
+            for field, said in rules_of(schema_of(name))
+            if not any(k == name and f == field and said in words for k, f, words in refused)
+        ]
+        assert not missing, "\n".join(missing)
 
 
 @pytest.mark.parametrize("name", ["storage-scheme", "storage-twice", "typing-error", "env-number"])

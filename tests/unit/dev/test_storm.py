@@ -83,7 +83,8 @@ def test_faults_are_dealt() -> None:
     """Chance alone forgot four of them in the storms of a day."""
     weather = Weather(random.Random(7), share=1.0)
     for method in ("GET", "POST", "PATCH") * len(Fault):
-        assert (fault := weather.strikes(method, watch=False)) is not None
+        fault = weather.strikes(method, watch=False)
+        assert fault is not None
         weather.meet(fault)
     assert weather.unmet() == [f"trouble {each}" for each in Trouble]
     assert weather.rarest([Fault.LATE, Trouble.DEAF]) is Trouble.DEAF
