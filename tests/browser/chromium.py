@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+
+from dev.cluster.host import is_root
 
 SLOW = 120.0
 
@@ -125,6 +128,12 @@ class Tab:
 def find() -> str | None:
     """The command of Chromium."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+needs_chromium = pytest.mark.skipif(
+    find() is None and not is_root(), reason="there is no Chromium, and only root can install it"
+)
+"""As root it is installed, so that a test without it fails."""
 
 
 @contextmanager

@@ -73,6 +73,7 @@ pytestmark = pytest.mark.flaky(reruns=0)  # what chance finds once is found
 async def test_each_of_many_short_storms_leaves_the_world_as_specified(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet, tmp_path: Path,
 ) -> None:  # fmt: skip
+    assert SHORT_STORMS, "no storm is asked for"
     storm = Storm(control_plane, kube, fake_kubelet, namespace, tmp_path)
     async with storm.brewing():
         for seed in range(FIRST, FIRST + SHORT_STORMS):

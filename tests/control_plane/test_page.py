@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from dev.cluster import ControlPlane
 from dev.kube import Kube
-from tests.browser.chromium import chromium, find
+from tests.browser.chromium import chromium, needs_chromium
 from tests.control_plane.operators import Job, OperatorProcess, fixed_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
 
-@pytest.mark.skipif(find() is None, reason="there is no Chromium")
+@needs_chromium
 async def test_page_shows_why_a_worker_was_replaced(
     control_plane: ControlPlane,
     crds: None,

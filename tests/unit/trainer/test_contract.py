@@ -17,6 +17,7 @@ from shoal_trainer.contract import (
     StatusReport,
     WorkerReport,
     WorkerState,
+    job_key,
 )
 
 SECONDS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=50)
@@ -85,3 +86,11 @@ def test_a_fingerprint_is_a_digest_and_no_name(fingerprint: str) -> None:
     model = {"fingerprint": fingerprint, "parameters": 1, "tensors": 1}
     with pytest.raises(ValueError, match="fingerprint"):
         StatusReport.model_validate({**said, "model": model})
+
+
+def test_the_key_of_a_run_is_the_same_in_all_versions_and_of_one_run_and_one_key() -> None:
+    """Operator and trainer of two versions derive it, and an upgrade makes no Secret anew."""
+    install_key = bytes(range(32))
+    known = "2f536b6094eaa636f328471a6ad964405c6fd342d357332728c84975b757bf78"
+    assert job_key(install_key, "0000-uid", "key-1").hex() == known
+    assert len({job_key(install_key, uid, key_id) for uid in ("a", "b") for key_id in ("1", "2")}) == 4

@@ -181,6 +181,36 @@ def test_create_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     assert storage.names("") == ["manifest"]
 
 
+@pytest.mark.parametrize("how", ["write", "create"])
+def test_file_is_on_the_disk_before_its_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nobody reads a part of it, and no power cut takes it back: an older snapshot may be gone by then."""
+    storage = LocalStorage(tmp_path)
+    done: list[str] = []
+
+    def told(what: Callable[..., Any], said: Callable[..., str]) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            result = what(*given, **more)
+            done.append(said(*given))
+            return result
+
+        return call
+
+    def of(descriptor: int) -> str:
+        return "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+
+    monkeypatch.setattr(os, "fsync", told(os.fsync, of))
+    for name in ("link", "replace"):
+        monkeypatch.setattr(os, name, told(getattr(os, name), lambda *_: "name"))
+    if how == "write":
+        storage.write("manifest", [b"x"])
+    else:
+        assert storage.create("manifest", b"x")
+    assert done == ["file", "name", "folder"]
+    assert (tmp_path / "manifest").read_bytes() == b"x"
+
+
 def test_writes_leave_no_temporary_files(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.write("a", [b"1"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import socket
 import threading
 import time
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal_trainer.errors import Fenced, TrainerError, Unauthorized, Unreachable, UserError
-from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.security import Credentials, create_secret_dir, derive
 from shoal_trainer.wire import handshake
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.handshake import Peer, Server, Verdict
@@ -28,6 +30,12 @@ def credentials(tmp_path: Path) -> Credentials:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Channel, Channel]]:
+    with connected() as channels:
+        yield channels
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[Channel, Channel]]:
     listener = socket.create_server(("127.0.0.1", 0))
     left = socket.create_connection(listener.getsockname())
     right, _ = listener.accept()
@@ -150,6 +158,59 @@ def test_echo_server_is_refused(pair: tuple[Channel, Channel], credentials: Cred
 
     client, _ = both(lambda: handshake.connect(left, credentials, "uid", WORKER), echo)
     assert isinstance(client, Unauthorized)
+
+
+def played(credentials: Credentials, answer: Callable[[bytes], bytes]) -> tuple[Any, bytes]:
+    """What a client makes of a server that answers its first frame so, and sends no more; and that frame."""
+    with connected() as (left, right):
+
+        def serve() -> bytes:
+            hello = bytes(right.receive_bytes(handshake._CLIENT.size, limit=1000))
+            right.send(answer(hello))
+            right.close()
+            return hello
+
+        return both(lambda: handshake.connect(left, credentials, "uid", WORKER), serve)
+
+
+def answer_of_a_server(credentials: Credentials, hello: bytes) -> bytes:
+    with connected() as (left, right):
+
+        def accept() -> Peer:
+            return handshake.accept(right, credentials, "uid", 0, SERVER, deadline=time.monotonic() + 30)
+
+        def ask() -> bytes:
+            left.send(hello)
+            answer = bytes(left.receive_bytes(handshake._SERVER.size, limit=1000))
+            left.close()
+            return answer
+
+        return bytes(both(ask, accept)[0])
+
+
+def test_server_that_was_recorded_is_refused(credentials: Credentials) -> None:
+    recorded: list[bytes] = []
+
+    def record(hello: bytes) -> bytes:
+        recorded.append(answer_of_a_server(credentials, hello))
+        return recorded[0]
+
+    first, hello = played(credentials, record)
+    assert isinstance(first, Unreachable)  # it was believed, and is gone
+    again, fresh = played(credentials, lambda _hello: recorded[0])
+    assert isinstance(again, Unauthorized)
+    assert hello != fresh
+
+
+def test_each_side_proves_itself_with_a_key_of_its_own(credentials: Credentials) -> None:
+    """A proof that is sent back proves nothing."""
+    hello = b"hello"
+    by_server, by_client = (
+        handshake._proof(credentials.key, side, b"b", hello) for side in ("server", "client")
+    )
+    assert by_server == hmac.digest(derive(credentials.key, "data/server"), b"b" + hello, "sha256")
+    assert by_client == hmac.digest(derive(credentials.key, "data/client"), b"b" + hello, "sha256")
+    assert by_server != by_client
 
 
 def test_key_is_not_in_repr(credentials: Credentials) -> None:
