@@ -313,7 +313,7 @@ async def test_permissions_are_enough_and_all_used(
     if everywhere:
         await no_job_anywhere(kube)
     await service_account.mount(control_plane, kube, account, mounted)
-    log, user = AuditTail(control_plane.audit_log), user_of(home, account)
+    log, user = AuditTail.from_now(control_plane.audit_log), user_of(home, account)
     pools, reports = [f"spot-{namespace}", f"od-{namespace}"], dict[str, StatusReport]()
     async with (
         admission_policy(control_plane, home, values),
@@ -389,7 +389,7 @@ async def test_with_rights_in_one_namespace_only_nothing_is_denied(
     assert {each["kind"] for each in objects if each["kind"].startswith("Cluster")} == set()
     account, mounted = account_of(objects), tmp_path / "account"
     await service_account.mount(control_plane, kube, account, mounted)
-    log, user = AuditTail(control_plane.audit_log), user_of(home, account)
+    log, user = AuditTail.from_now(control_plane.audit_log), user_of(home, account)
     key = await install_key(control_plane, mounted, tmp_path)
     [deployment] = [each for each in rendered(control_plane, home, *values) if each["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
@@ -483,7 +483,7 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
     )
     config = await as_service_account(control_plane, kube, home, tmp_path, scope, enabled)
     user = user_of(home, account_of(rendered(control_plane, home, scope)))
-    log, queue = AuditTail(control_plane.audit_log), Queue(kube, namespace)
+    log, queue = AuditTail.from_now(control_plane.audit_log), Queue(kube, namespace)
     await fake_kubelet.add_node("safe-1")
     await fake_kubelet.add_node("spot-1", spot=True)
     cluster_wide: list[tuple[str, str, Json]] = [

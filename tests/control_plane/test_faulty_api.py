@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 from dev.audit import creates
 from dev.cluster import ControlPlane
 from dev.kube import Kube
+from tests.control_plane.operators import eventually
 from tests.doubles.faulty_api import Fault, FaultyApi, Trouble, Weather
 
 
@@ -60,6 +62,21 @@ async def client(
 
 
 MAP = {"metadata": {"name": "a"}}
+
+
+async def test_a_write_is_done_and_its_answer_waits(client: Client) -> None:
+    held = client.api.hold("a-client")
+    assert (await client.ask("GET"))[0] == 200
+    writing = asyncio.create_task(client.ask("POST", body=MAP))
+
+    async def done() -> bool:
+        return held.done
+
+    await eventually(done)
+    assert (await client.ask("GET", "/a"))[0] == 200
+    assert not writing.done()
+    held.answer.set()
+    assert (await writing)[0] == 201
 
 
 async def test_requests(client: Client, control_plane: ControlPlane, namespace: str) -> None:

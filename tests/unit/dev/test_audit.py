@@ -43,8 +43,9 @@ def test_rotated_log_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     lines = [json.dumps(event(1, "create", "pods", name)) + "\n" for name in ("a", "b")]
     log.write_text("".join(lines))
-    tail = AuditTail(log)
+    tail, later = AuditTail(log), AuditTail.from_now(log)
     assert [each.name for each in tail.read()] == ["a", "b"]
+    assert later.read() == []
     log.write_text(lines[0])
     with pytest.raises(DevError, match="was rotated"):
         tail.read()

@@ -8,6 +8,7 @@ import pytest
 
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.objects import SERVICES
 from tests.unit.controllers.clusters import JOB_PATH, KEY, NOW, Rig
 from tests.unit.controllers.trainingjob.test_reconcile import running, settled
 
@@ -50,6 +51,17 @@ async def test_nothing_more_is_made_for_a_run_that_goes(successor: bool) -> None
     await rig.once(KEY)
     await rig.tasks.idle()
     assert rig.cluster.requests[-1] == ("POST", "/api/v1/namespaces/ns/services")
+
+
+async def test_nothing_is_sent_for_a_run_that_another_one_of_its_name_has_followed() -> None:
+    """A create that waited long enough: by its name, its job is there."""
+    rig = Rig().applied()
+    ended, meta = rig.job, dict(rig.cluster.objects[JOB_PATH]["metadata"])
+    del meta["uid"]
+    rig.state.jobs.put(TrainingJob.model_validate(rig.cluster.change(JOB_PATH, metadata=meta)))
+    before = len(rig.cluster.requests)
+    assert not await rig.applier._objects.create(ended, SERVICES, "digits-ps-0", {})
+    assert len(rig.cluster.requests) == before
 
 
 async def test_what_a_finished_job_had_goes_with_it() -> None:
