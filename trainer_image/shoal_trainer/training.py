@@ -193,11 +193,14 @@ def _check_kinds(args: dict[str, Any], signature: inspect.Signature, where: str)
 def _as_wanted(value: Any, parameter: inspect.Parameter | None) -> Any:
     """A decimal in quotes as a float, unless the parameter is a string: that gets text, also of a number or a boolean.
 
-    It is a string by its annotation, also as one of several (`str | None`), or by its default.
+    It is a string by its annotation, also as one of several (`str | None`), or by its default. So is a float, which
+    gets one of a whole number, too: Keras tells them apart, and in a manifest 1.0 arrives as 1.
     """
     kinds = _kinds(parameter)
-    if parameter is not None and isinstance(parameter.default, str):
-        kinds |= {"str"}
+    if parameter is not None and isinstance(parameter.default, str | float):
+        kinds |= {type(parameter.default).__name__}
+    if type(value) is int and "float" in kinds and "int" not in kinds:
+        return float(value)
     if isinstance(value, bool | int | float):
         return json.dumps(value) if "str" in kinds and kinds.isdisjoint({"bool", "int", "float"}) else value
     decimal = isinstance(value, str) and _DECIMAL.match(value) and ("str" not in kinds or "float" in kinds)

@@ -45,6 +45,10 @@ def mixed(tag: str | None = None, other: Optional[str] = None, kind: Literal["1.
     return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [
         tag, other, kind, number, rate, size, text])
 
+def floats(rate: float, decay: float | None = None, by_default=0.5, size: int = 1.5, either: int | float = 0.5):
+    return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [
+        rate, decay, by_default, size, either])
+
 def reads():
     open("no/such.csv")
 
@@ -144,7 +148,8 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "goodjob:training",
             {},
-            "has no 'training'. It has: job, build, leave, make, mistaken, mixed, needs, nothing, rated, reads, wide.",
+            "has no 'training'. It has: job, build, floats, leave, make, mistaken, mixed, needs, nothing, rated, "
+            "reads, wide.",
         ),
         ("epochs:job", {}, "What Keras' fit takes is elsewhere in a job (docs/keras.md, From fit)"),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
@@ -202,6 +207,14 @@ def test_a_parameter_that_may_be_a_string_gets_text(folder):
     assert found == ["5", None, "1.5", 5, 5, None, "true"]
     with pytest.raises(UserError, match=r"the argument size must be a number \(int\), not 'many'"):
         load("goodjob:mixed", {"size": "many"}, folder=folder)
+
+
+def test_a_whole_number_for_a_float_arrives_as_a_float(folder):
+    """Keras refuses `SGD(1)`, and a manifest cannot say 1.0: kubectl sends it as 1."""
+    found = load(
+        "goodjob:floats", {"rate": 1, "decay": 2, "by_default": 3, "size": 4, "either": 5}, folder=folder
+    )
+    assert list(map(repr, found.callbacks())) == ["1.0", "2.0", "3.0", "4", "5"]
 
 
 def test_annotations_that_are_text_mean_the_same(folder):
