@@ -59,6 +59,9 @@ PATHS = {
     keras.callbacks.TensorBoard: "log_dir",
 }
 """The output paths of Keras' callbacks."""
+OURS = (
+    f"logs/{HISTORY}, which Shoal writes, with the metrics of all epochs. Use another path, or leave it out."
+)
 
 
 def callbacks_of(
@@ -95,13 +98,13 @@ def callbacks_of(
     return [each for each in callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)]
 
 
-def failure(what: str, error: BaseException) -> TrainerError:
+def failure(what: str, error: BaseException, remedy: str = "") -> TrainerError:
     """An error in a callback ends the job, as it ends `fit`; a full disk or an outage of the network only this worker.
 
     The callbacks are not repeated here: they may have seen a part of the epoch. The next worker has new ones.
     """
     kind = DiskFull if has_no_room(error) else CallbackOutage if is_network_outage(error) else UserError
-    return kind(f"{what}: {where(error)}")
+    return kind(f"{what}: {where(error)}{remedy}")
 
 
 @contextlib.contextmanager
@@ -194,10 +197,7 @@ def _check(callback: Any) -> None:
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
     if isinstance(path, str) and os.path.normpath(path).split("/")[0] == HISTORY:
-        raise UserError(
-            f"{kind}({path!r}) would write logs/{HISTORY}, which Shoal writes, with the metrics of all epochs. Use "
-            "another path, or leave it out."
-        )
+        raise UserError(f"{kind}({path!r}) would write {OURS}")
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
         raise UserError(
             f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "

@@ -2,7 +2,7 @@
 
 A cluster finds a mistake only where it happens: in the first step, after the first epoch, on a GPU, at the export. Each
 of these is tried here on one batch with the worker's own code, and the rehearsal goes on after an error, so one run
-names everything at once. Nothing is sent, nothing is stored; callbacks see two epochs.
+names everything at once. Nothing is sent, nothing is stored; callbacks see two epochs, in a folder of their own.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
     `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
-    `contained`, of a rehearsal: callbacks write only below that folder, and the export says what it could not save.
+    `contained`, of a rehearsal: callbacks write in that of theirs, and the export says what it could not save.
     """
 
     def __init__(

@@ -241,7 +241,10 @@ def test_output_that_does_not_fit_the_labels_is_named_with_both_shapes(check):
         job = Training(model=wide, data=(x, y.astype("float32")))
     """)
     message = found["model and data"].message
-    assert "A metric of compile() cannot be computed for the first batch, y of the shape (32,)" in message
+    assert (
+        "A metric of compile() cannot be computed for the first batch, y of the shape (32,)"
+        in message
+    )
     assert "the model's output (32, 3)" in message
 
 
@@ -381,6 +384,24 @@ def test_xla_that_is_switched_off_is_respected(check):
         job = Training(model=lambda: build(layer=Slow(), jit_compile=False), data=DATA)
     """, gpu=True)  # fmt: skip
     assert found["as on a GPU"].state == "ok"
+
+
+def test_what_callbacks_write_is_told_and_no_file_of_the_user_changes(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("snap.keras", "mylog.txt"):
+        (tmp_path / name).write_text("precious")
+    found = check("""
+        class Log(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                with open("mylog.txt", "a") as file:
+                    file.write("epoch")
+                self.model.save("snap.keras")
+
+        job = Training(model=build, data=DATA, callbacks=lambda: [Log()])
+    """)
+    assert states(found) == {}
+    assert found["callbacks"].message == "ran for two epochs; they write logs/mylog.txt, logs/snap.keras"
+    assert [(tmp_path / name).read_text() for name in ("snap.keras", "mylog.txt")] == ["precious"] * 2
 
 
 def test_too_few_steps_for_the_workers_are_a_warning(check):
