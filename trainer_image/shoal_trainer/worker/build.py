@@ -17,6 +17,8 @@ from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.worker.keras_internals import (
     ALL_LOSSES,
     ALL_METRICS,
+    CompileMetrics,
+    MetricsList,
     build_symbolically,
     compiled_loss,
     compiled_metrics,
@@ -82,12 +84,13 @@ def build(model: Any, example: Batch) -> None:
             raise _does_not_fit(f"compile(loss={loss})", model, example, error) from error
         in_metrics = _in(error, type(model).compute_metrics)
         if in_metrics and example.parts != 3:
-            raise _does_not_fit("A metric of compile()", model, example, error) from error
+            raise _does_not_fit(f"In compile(), {_metric(error)}", model, example, error) from error
         if in_metrics:
             shapes = ", ".join(str(tuple(np.shape(leaf))[1:]) for leaf in leaves(example.weights))
             raise UserError(
-                f"sample_weight has the shape {shapes} per sample, which does not fit the values of a metric of "
-                f"compile(): {where(error)}. Give one weight per sample, or one for each of these values."
+                f"sample_weight has the shape {shapes} per sample, which does not fit the values of "
+                f"{_metric(error)} of compile(): {where(error)}. Give one weight per sample, or one for each of "
+                "these values."
             ) from error
         raise UserError(
             f"The model cannot be built from the first batch, x of the shape {_shapes(example.x)} (the data yield "
@@ -122,6 +125,15 @@ def _does_not_fit(what: str, model: keras.Model, example: Batch, error: Exceptio
 def _in(error: BaseException, function: Any) -> bool:
     """Whether the error was raised while this function ran, such as a loss of `compile()`."""
     return any(frame.f_code is function.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _metric(error: BaseException) -> str:
+    """The metric that was updated when the error was raised: of those in one another, the first that the user named."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = frame.f_locals.get("self")
+        if isinstance(found, keras.metrics.Metric) and not isinstance(found, CompileMetrics | MetricsList):
+            return f"the metric {found.name!r}"
+    return "a metric"
 
 
 def _name(loss: Any) -> str:

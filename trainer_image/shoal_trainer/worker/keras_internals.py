@@ -25,6 +25,7 @@ from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from keras.src.models import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from keras.src.trainers.trainer import Trainer, model_supports_jit
 from tensorflow.python.eager import context
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
@@ -34,8 +35,10 @@ from tensorflow.python.ops import custom_gradient
 __all__ = [
     "ALL_LOSSES",
     "ALL_METRICS",
+    "CompileMetrics",
     "Functional",
     "MeanMetricWrapper",
+    "MetricsList",
     "Trainer",
     "global_seed_generator",
     "model_supports_jit",

@@ -242,10 +242,32 @@ def test_output_that_does_not_fit_the_labels_is_named_with_both_shapes(check):
     """)
     message = found["model and data"].message
     assert (
-        "A metric of compile() cannot be computed for the first batch, y of the shape (32,)"
+        "In compile(), the metric 'mae' cannot be computed for the first batch, y of the shape (32,)"
         in message
     )
     assert "the model's output (32, 3)" in message
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_metric_that_does_not_fit_is_named_among_others(check, own):
+    auc = "Mine(name='mine')" if own else "keras.metrics.AUC()"
+    found = check(f"""
+        class Mine(keras.metrics.Metric):
+            def update_state(self, true, found, sample_weight=None):
+                keras.ops.add(true, keras.ops.zeros((7,)))
+
+            def result(self):
+                return 0.0
+
+        def rated():
+            model = build()
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy", {auc}])
+            return model
+
+        job = Training(model=rated, data=(x, y))
+    """)
+    name = "mine" if own else "auc"
+    assert f"In compile(), the metric {name!r} cannot be computed" in found["model and data"].message
 
 
 @pytest.mark.nightly
