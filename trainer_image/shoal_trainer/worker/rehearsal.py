@@ -248,6 +248,12 @@ class Rehearsal:
             return
         steps = math.ceil(extent.size / size)
         say(f"{extent.size:,} samples, {_count(steps, 'step')} in an epoch")
+        if size > extent.size:
+            _log.warning(
+                "a batch of %s is more than all %s: the rest of each is padding, which is computed, too. Use a smaller "
+                "batch size",
+                *(f"{size:,}", _count(extent.size, "sample")),
+            )
         if self._workers > 1 and steps < 10 * self._workers:
             _log.warning(
                 "%s in an epoch: few for %s, since asynchronous training needs many small steps. Use a smaller batch "

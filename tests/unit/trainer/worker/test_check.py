@@ -426,6 +426,15 @@ def test_what_callbacks_write_is_told_and_no_file_of_the_user_changes(check, tmp
     assert [(tmp_path / name).read_text() for name in ("snap.keras", "mylog.txt")] == ["precious"] * 2
 
 
+def test_a_batch_larger_than_the_data_is_a_warning(check):
+    found = check("job = Training(model=build, data=DATA)", batch_size=6400)
+    assert states(found) == {"amount of data": "warning"}
+    assert found["amount of data"].warnings == [
+        "a batch of 6,400 is more than all 640 samples: the rest of each is padding, which is computed, too. Use a "
+        "smaller batch size"
+    ]
+
+
 def test_too_few_steps_for_the_workers_are_a_warning(check):
     found = check("job = Training(model=build, data=DATA)", batch_size=600, workers=3)
     assert states(found) == {"amount of data": "warning"}
