@@ -224,10 +224,16 @@ class Feed:
                 try:
                     self._check(batch)
                 except UserError as error:
-                    raise UserError(f"{work.source}: {error}") from error
+                    raise UserError(f"{self._place(work)}: {error}") from error
                 yield batch
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")
+
+    def _place(self, work: DataWork) -> str:
+        """Where a batch comes from: of a stream, which each worker reads from a place of its own, no position says."""
+        if work.file is not None or self._data.describe().order:
+            return work.place
+        return f"a batch of a stream, which is read for the {work.source} of epoch {work.epoch + 1} and has no numbers"
 
     def _failed(self, work: DataWork, error: UserError) -> Failed:
         self._set_message("")  # it reads no more

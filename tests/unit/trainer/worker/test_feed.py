@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shoal_trainer import Files, Indexed
+from shoal_trainer import Files, Indexed, Stream, UserError
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker import feed as feeds
@@ -169,6 +169,30 @@ def test_hanging_read_is_reported_on_request():
     next(items)
     assert messages[2]() == ""  # no time has passed since this read began
     assert DataWork((0, 1), 0, 16, 64).source == "samples 16-64"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Indexed.from_arrays(np.arange(32)), "samples 16-32 in the order of epoch 3: wrong"),
+        (
+            Stream(lambda: iter([np.arange(32)]), samples=32),
+            "a batch of a stream, which is read for the samples 16-32 of epoch 3 and has no numbers: wrong",
+        ),
+    ],
+    ids=["arrays", "stream"],
+)
+def test_a_batch_that_is_refused_is_not_taken_for_the_rows_of_its_positions(data, words):
+    """Arrays are shuffled, and each worker reads a stream from a place of its own."""
+    work = DataWork((0, 1), 2, 16, 32)
+    works = iter([work, Finished()])
+
+    def check(_batch):
+        raise UserError("wrong")
+
+    (failed,) = items_of(Feed(data.placed(0), 16, lambda: next(works), [].append, check=check))
+    assert isinstance(failed, Failed)
+    assert str(failed.error) == words
 
 
 @pytest.mark.parametrize("kind", [Indexed, Files])

@@ -46,7 +46,9 @@ def test_sample_that_the_model_cannot_compute_with_is_reported_with_its_place(st
         Running(Training(model=functional, data=data), start_servers(coordinator), coordinator).start().join()
     )
     assert isinstance(end, UserError)
-    assert str(end).startswith("samples 192-256: Labels are outside the loss's range: 77")
+    assert str(end).startswith(
+        "samples 192-256 in the order of epoch 1: Labels are outside the loss's range: 77"
+    )
 
 
 class FileCoordinator(FakeCoordinator):
