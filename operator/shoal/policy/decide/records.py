@@ -233,7 +233,8 @@ class _Updater:
             change["state"] = state
             if state == "Running":
                 change |= {"created_at": None, "ran": False}  # of a pod that runs, the pod itself tells
-            if not slot.cause and (cause := self._cause_to_end(slot, pod)):
+            undecided = slot.cause in {"", MOVED}
+            if undecided and (cause := self._cause_to_end(slot, pod)) and cause != slot.cause:
                 change |= {"cause": cause, "state": "Draining", "ran": slot.has_run, "ended_at": self._now}
         else:
             change["state"] = "Ended" if verdict.outcome in ENDED else "Draining"
@@ -280,9 +281,12 @@ class _Updater:
 
     @property
     def _is_spare(self) -> bool:
-        """Whether the previous incarnation works where it is wanted: no successor is made, for which one could wait."""
+        """Whether the previous incarnation works where it is wanted: no successor is made, for which one could wait.
+
+        As the coordinator knows: who runs may have fenced it, and the watch of pods is behind.
+        """
         older = self._older
-        if older is None or older.place in self._view.silent:
+        if older is None or not self._view.hears(older.place):
             return False
         return older.works and self._wanted.fits(older.slot)
 
