@@ -439,7 +439,7 @@ class NodeStatus:
 
 
 class Node(Cached):
-    """A node, identified by uid and boot ID: a name can be reused."""
+    """A node; its machine is identified by boot ID, or uid before it has one: a name can be reused."""
 
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
@@ -477,9 +477,12 @@ class Node(Cached):
         return self.machine[:5] == machine[:5]
 
     def is_machine(self, machine: str) -> bool:
-        """Whether this is the machine of the digest, in the same boot, as far as both say."""
-        length = min(len(machine), len(self.machine))
-        return self.machine[:length] == machine[:length]
+        """Whether this is the machine of the digest, in the same boot, as far as both say.
+
+        A boot is of one machine, whatever uid its node has: it may be registered again while its pods run on.
+        """
+        boots = self.machine[5:], machine[5:]
+        return boots[0] == boots[1] if all(boots) else self.has_uid(machine)
 
     @cached_property
     def untroubled(self) -> bool:

@@ -70,7 +70,8 @@ def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
             "VMEventScheduled",
             Meaning.LEAVING,
         ),
-        ({"uid": "another"}, "NodeReplaced", Meaning.LOST),
+        ({"uid": "another", "boot": ""}, "NodeReplaced", Meaning.LOST),
+        ({"uid": "another", "boot": "boot-2"}, "NodeReplaced", Meaning.LOST),
         ({"boot": "boot-2"}, "NodeReplaced", Meaning.LOST),
     ],
 )
@@ -84,6 +85,8 @@ def test_node_signals(how: dict[str, Any], reason: str, meaning: Meaning) -> Non
     "how",
     [
         {},
+        {"boot": ""},
+        {"uid": "another"},  # registered again: a boot is of one machine
         {"ready": "False", "message": "container runtime is down"},
         taint("node.kubernetes.io/unschedulable"),
         taint("kubernetes.azure.com/scalesetpriority"),
