@@ -20,12 +20,11 @@ from pydantic import BaseModel
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
+from shoal.policy.common.times import TOLERATED
 from shoal.words import stamp
 
 T = TypeVar("T", Pod, Node, TrainingJob)
 
-TOLERATED = timedelta(seconds=5)
-"""Clocks that somebody sets differ by less, and whole seconds are rounded."""
 MOMENTS = frozenset(
     {
         *(

@@ -188,8 +188,8 @@ class Observation:
     """Places whose pods are being created: the API server has not answered yet."""
     absent_nodes: Set[str] = frozenset()
     """Names of nodes that do not exist: the API server was asked. One that was seen to go may be there again."""
-    api_returned_at: datetime | None = None
-    """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""
+    api_returned_seconds: float | None = None
+    """For how long the API server has answered again after a pause that was long enough for nodes to turn Unknown."""
     platform: Platform = GENERIC
     """The platform of the nodes."""
     pools: Mapping[str, CapacityPool] = field(default_factory=dict)

@@ -95,7 +95,7 @@ class Operator:
         self.state = ClusterState(wakes, settings.platform, own=settings.own_spot, wall=wall)
         self._settings = settings
         self._wall = wall
-        self._outage = Outage(monotonic, wall)
+        self._outage = Outage(monotonic)
         self.lease = Lease(
             Watched(lease_transport or transport, self._outage),
             namespace=settings.lease_namespace,
@@ -289,7 +289,7 @@ class Operator:
                 old_pods=lambda: self._reflectors["pods"].denied,
                 no_workloads=self._no_workloads,
                 no_pools=self._no_pools,
-                api_returned_at=lambda: self._outage.returned_at,
+                api_returned_seconds=lambda: self._outage.returned_seconds,
                 proposal=self.planner.proposal,
                 wall=wall,
             ),

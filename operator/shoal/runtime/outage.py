@@ -7,7 +7,6 @@ away, and assumes the first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Unpack
 
 from shoal.cluster.transport import Answer, Options, Transport, Wrapper
@@ -18,13 +17,17 @@ LEAST_SECONDS = 20.0
 
 
 class Outage:
-    """Takes the results of requests, of any thread. `returned_at`: when the last outage ended."""
+    """Takes the results of requests, of any thread."""
 
-    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._wall = wall
         self._since: float | None = None
-        self.returned_at: datetime | None = None
+        self._returned_at: float | None = None
+
+    @property
+    def returned_seconds(self) -> float | None:
+        """How long ago the last outage ended."""
+        return None if self._returned_at is None else self._monotonic() - self._returned_at
 
     def failed(self) -> None:
         """A request was not answered, or with an error of the server: without its store it hears no kubelet, either."""
@@ -35,12 +38,12 @@ class Outage:
         """A request was answered, or the server has asked for it later."""
         since, self._since = self._since, None
         if since is not None and self._monotonic() - since >= LEAST_SECONDS:
-            self.returned_at = self._wall()
+            self._returned_at = self._monotonic()
 
     def assumed(self, seconds: float) -> None:
         """Nobody led for this long, and nobody said that it would be so."""
         if seconds >= LEAST_SECONDS:
-            self.returned_at = self._wall()
+            self._returned_at = self._monotonic()
 
 
 class Watched(Wrapper):

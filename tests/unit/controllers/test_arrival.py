@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from dev.night import examples
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.arrival import TOLERATED, as_heard
+from shoal.controllers.arrival import as_heard
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.manifests.names import first_incarnation
 from shoal.policy.common.timers import Timers
+from shoal.policy.common.times import TOLERATED
 from shoal.policy.facts.blip import suspicion
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build

@@ -152,6 +152,20 @@ def test_server_that_is_heard_is_never_replaced_whatever_its_node_says() -> None
     assert world.status["parameterServers"]["restarts"] == 0
 
 
+def test_it_is_looked_again_as_soon_as_a_server_on_an_unknown_node_is_not_heard_any_more() -> None:
+    """It was looked a minute after the last report, and all workers waited."""
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    unknown(world, "safe-0", since=50)
+    heard(world, (0, 0), (1, 0), (2, 0))
+    world.report_age = 12.0
+    made = world.reconcile()
+    assert (of_pods(made), made.wake_after) == ([], 18.0)
+    world.now += timedelta(seconds=18)
+    world.report_age += 18.0
+    assert of_pods(world.reconcile()) == ["CreatePod digits-ps-0-1"]
+
+
 def test_server_that_is_not_heard_is_replaced_after_a_patience_and_deleted_when_its_successor_runs() -> None:
     world = running_world()
     unknown(world, "safe-0", since=2)
@@ -183,6 +197,7 @@ def test_pod_is_not_lost_since_its_node_was_seen_too_late(name: str, seen: str) 
     if seen == "another uid":  # then it need not be heard
         heard(world, (0, 0), (2, 0), server=False)
         world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": build.stamp(build.NOW)}
+        world.nodes[node]["status"]["nodeInfo"]["bootID"] = "boot-2"
     elif seen == "another boot":
         world.nodes[node]["status"]["nodeInfo"]["bootID"] = "boot-2"
     else:
@@ -214,10 +229,24 @@ def test_pod_of_a_node_that_was_made_after_it_was_bound_is_lost(name: str) -> No
     world = running_world()
     node, later = world.pods[name]["spec"]["nodeName"], build.stamp(world.now + timedelta(seconds=1))
     world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": later}
+    world.nodes[node]["status"]["nodeInfo"]["bootID"] = "boot-2"
     heard(world, (0, 0), (1, 0), (2, 0))
     assert of_pods(world.reconcile()) == [], "the report may be older than the node"
     heard(world, (0, 0), (2, 0), server=False)
     assert f"DeletePod {name}" in of_pods(world.reconcile())
+
+
+@pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
+def test_pod_of_a_node_that_was_registered_again_in_the_same_boot_is_not_lost(name: str) -> None:
+    """As after `kubectl delete node`. It was lost as soon as the coordinator was not heard, if days later."""
+    world = running_world()
+    node, later = world.pods[name]["spec"]["nodeName"], build.stamp(world.now + timedelta(seconds=1))
+    world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": later}
+    heard(world, (0, 0), (2, 0), server=False)
+    assert of_pods(world.reconcile()) == []
+    world.report_age = 3600.0
+    assert of_pods(world.reconcile()) == []
+    assert restarts(world)["disruptions"] == world.status["parameterServers"]["restarts"] == 0
 
 
 @pytest.mark.parametrize("later", ["planned", "waits for a node", "has a node"])
@@ -308,15 +337,43 @@ def test_pod_that_was_bound_after_its_node_turned_unknown_has_the_whole_patience
     assert of_pods(world.reconcile()) == ["CreatePod digits-worker-1-1"]
 
 
+@pytest.mark.parametrize("notice", [False, True])
+def test_pod_that_was_bound_before_the_clock_was_set_back_is_not_taken_for_bound_since(notice: bool) -> None:
+    """For as long as that, no loss of its node was believed, and no notice."""
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    if notice:
+        world.notice("safe-0")
+        said = world.nodes["safe-0"]["status"]["conditions"][0]
+        said["lastTransitionTime"] = build.stamp(world.now - timedelta(seconds=6))
+    else:
+        unknown(world, "safe-0", since=11)
+    heard(world, (0, 0), (1, 0), (2, 0), server=False)
+    bound = {"type": "PodScheduled", "status": "True"}
+    bound["lastTransitionTime"] = build.stamp(world.now + timedelta(hours=1))
+    world.pods["digits-ps-0-0"]["status"]["conditions"] = [bound]
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 1
+
+
+def test_nodes_that_were_heard_again_before_the_clock_was_set_back_are_no_recent_ones() -> None:
+    """The loss of one was suspected for as long as that."""
+    silent, ahead = [build.NOW - timedelta(minutes=5)], [build.NOW + timedelta(hours=1)] * 3
+    assert suspicion(4, silent, ahead, build.NOW, None, Timers(build.NOW)) is None
+    moments = [build.NOW + timedelta(seconds=5)] * 3  # as of a clock that somebody sets
+    assert suspicion(4, silent, moments, build.NOW, None, Timers(build.NOW)) is not None
+
+
 def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:
     world = running_world()
     unknown(world, "spot-0")
     heard(world, (1, 0), (2, 0))
-    seen = replace(world.observation(), api_returned_at=world.now - timedelta(seconds=5))
+    seen = replace(world.observation(), api_returned_seconds=5.0)
     made = plan(seen)
     assert of_pods(made) == []
+    assert made.wake_after is not None
     assert made.status.condition("NodeSignalsSuspect").reason == "ControlPlaneReturned"  # type: ignore[union-attr]
-    late = replace(seen, api_returned_at=world.now - timedelta(seconds=61))
+    late = replace(seen, api_returned_seconds=61.0)
     assert of_pods(plan(late)) == ["CreatePod digits-worker-0-1"]
 
 
@@ -331,7 +388,10 @@ def test_a_new_leader_asks_the_coordinator_before_it_believes_that_a_node_is_gon
     assert made.wake_after is not None
     assert made.wake_after <= 1.0
     assert made.status.restarts.disruptions == 0
-    unreachable = replace(first, unreachable_because="connection refused", unreachable_seconds=1.0)
+    timed_out = plan(replace(first, unreachable_because="timed out", unreachable_seconds=3.0))
+    assert of_pods(timed_out) == []
+    assert timed_out.wake_after == 27.0, "as patient as with a report of that age"
+    unreachable = replace(first, unreachable_because="connection refused", unreachable_seconds=30.0)
     assert of_pods(plan(unreachable)) == ["CreatePod digits-worker-1-1"]
     heard(world, (0, 0), (1, 0), (2, 0))
     assert of_pods(plan(world.observation())) == []

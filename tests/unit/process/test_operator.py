@@ -184,7 +184,7 @@ async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
     async with during(operator.run()):
         await asyncio.sleep(60)
         assert operator.lease.held
-        assert (operator._outage.returned_at is not None) == outage
+        assert (operator._outage.returned_seconds is not None) == outage
 
 
 async def test_standby_neither_queues_nor_counts_jobs_until_it_leads() -> None:

@@ -24,9 +24,10 @@ from shoal.telemetry.poller import Poller
 class Observer:
     """Takes observations.
 
-    `node_signals`: whether nodes can be read now; `old_pods`: whether pods cannot be, any more. `api_returned_at`: when
-    the API server was back after an outage. `no_workloads`: why Workloads of Kueue cannot be read now, `no_pools`: why
-    CapacityPools cannot; empty: they can. `proposal`: what the planner proposes for the job with this uid.
+    `node_signals`: whether nodes can be read now; `old_pods`: whether pods cannot be, any more.
+    `api_returned_seconds`: for how long the API server has been back after an outage. `no_workloads`: why Workloads of
+    Kueue cannot be read now, `no_pools`: why CapacityPools cannot; empty: they can. `proposal`: what the planner
+    proposes for the job with this uid.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Observer:
         old_pods: Callable[[], bool] = lambda: False,
         no_workloads: Callable[[], str] = lambda: "",
         no_pools: Callable[[], str] = lambda: "",
-        api_returned_at: Callable[[], datetime | None] = lambda: None,
+        api_returned_seconds: Callable[[], float | None] = lambda: None,
         proposal: Callable[[str], Proposal | None] = lambda _uid: None,
         wall: Callable[[], datetime],
     ) -> None:
@@ -54,7 +55,7 @@ class Observer:
         self._old_pods = old_pods
         self._no_workloads = no_workloads
         self._no_pools = no_pools
-        self._api_returned_at = api_returned_at
+        self._api_returned_seconds = api_returned_seconds
         self._proposal = proposal
         self._wall = wall
 
@@ -117,7 +118,7 @@ class Observer:
             gone_pods=ChainMap[str, str | None](answers.gone_pods, self._state.gone_pods(uid)),
             in_flight=in_flight,
             absent_nodes=answers.absent_nodes(at),
-            api_returned_at=self._api_returned_at(),
+            api_returned_seconds=self._api_returned_seconds(),
             platform=self._state.platform if signals else self._state.platform.unread,
             pools=self._state.pools_by_name,
             unreadable_pools=self._state.unreadable_pools

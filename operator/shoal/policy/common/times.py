@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+
+TOLERATED = timedelta(seconds=5)
+"""Clocks that somebody sets differ by less, and whole seconds are rounded."""
 
 
 def whole(moment: datetime) -> datetime:

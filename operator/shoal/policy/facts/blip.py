@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from shoal.api.kube import Node
 from shoal.policy.common.timers import Timers
-from shoal.policy.common.times import parse_time
+from shoal.policy.common.times import TOLERATED, parse_time
 from shoal.policy.model import Reason
 
 SHARE = 0.2
@@ -60,20 +60,24 @@ def suspicion(
     silent: Sequence[datetime],
     heard_again: Sequence[datetime],
     now: datetime,
-    api_returned_at: datetime | None,
+    api_returned_seconds: float | None,
     timers: Timers,
 ) -> Reason | None:
     """Why the nodes' silence is not believed; None if it is.
 
     `nodes`: how many there are; `silent`: since when those are that are Unknown, the earliest first; `heard_again`:
-    when those were heard again that had been.
+    when those were heard again that had been; `api_returned_seconds`: for how long the API server has been back.
     """
-    if api_returned_at is not None and timers.pending(api_returned_at + PATIENCE):
+    if api_returned_seconds is not None and timers.pending(
+        now + PATIENCE - timedelta(seconds=api_returned_seconds)
+    ):
         message = "the API server was away until a moment ago: nodes that are not heard are waited for"
         return Reason("ControlPlaneReturned", message)
     seconds = int(PATIENCE.total_seconds())
     recent = _recent(silent, now)
-    if silent and FEWEST <= len(silent) + _recent(heard_again, now) > NEARLY_ALL * nodes:
+    # What lies ahead was heard before this clock was set back.
+    again = _recent(heard_again[: bisect.bisect_right(heard_again, now + TOLERATED)], now)
+    if silent and FEWEST <= len(silent) + again > NEARLY_ALL * nodes:
         what = f"in the last {seconds} s nearly no node was heard all the time"
     elif recent >= FEWEST and recent > SHARE * nodes:
         what = f"many nodes turned Unknown within {seconds} s"

@@ -36,7 +36,7 @@ class CoordinatorView:
 def coordinator_view(seen: Observation) -> CoordinatorView:
     """The newest report, if it is fresh."""
     report = seen.report
-    if report is None or seen.report_age > FRESH_REPORT_SECONDS:
+    if report is None or seen.report_age >= FRESH_REPORT_SECONDS:
         return CoordinatorView()
 
     places: dict[WorkerState, set[Place]] = {state: set() for state in WorkerState}
@@ -60,7 +60,16 @@ def coordinator_view(seen: Observation) -> CoordinatorView:
 
 def unasked(seen: Observation) -> bool:
     """Whether the coordinator runs, is asked, and has neither been heard nor failed to answer yet."""
-    if seen.report is not None or seen.unreachable_because or seen.job.metadata.deletion_timestamp:
+    return not seen.unreachable_because and may_be_heard(seen)
+
+
+def may_be_heard(seen: Observation) -> bool:
+    """Whether the coordinator runs and has not been heard yet, nor asked in vain for long.
+
+    For as long as an operator that has heard it believes its last report: one poll that fails is no silence.
+    """
+    asked = seen.report is not None or seen.unreachable_seconds >= FRESH_REPORT_SECONDS
+    if asked or seen.job.metadata.deletion_timestamp:
         return False
     running = (each for each in seen.pods if each.running and each.status.pod_ip)
     return any(each.place is not None and each.place.is_coordinator for each in running)

@@ -22,9 +22,14 @@ from shoal.manifests.names import first_incarnation, pod_name
 from shoal.manifests.platforms import is_spot
 from shoal.manifests.pods import PodFactory
 from shoal.policy.common.timers import Timers
-from shoal.policy.common.times import parse_time, whole
+from shoal.policy.common.times import TOLERATED, parse_time, whole
 from shoal.policy.facts.blip import suspicion
-from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view, unasked
+from shoal.policy.facts.coordinator import (
+    FRESH_REPORT_SECONDS,
+    CoordinatorView,
+    coordinator_view,
+    may_be_heard,
+)
 from shoal.policy.facts.in_vain import in_vain
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
@@ -283,7 +288,7 @@ class _Reader:
             if signal is NODE_REPLACED and node and _was_there(node, slot, pod, heard=view.hears(place)):
                 slot = slot.model_copy(update={"machine": node.machine})
                 signal = node_signal(node, slot, pod.spec.tolerations)
-            if signal is not None and signal.reason == NODE_SHUTDOWN.reason and _is_old(signal, pod):
+            if signal is not None and signal.reason == NODE_SHUTDOWN.reason and self._is_old(signal, pod):
                 signal = None
         if signal is None and record is not None and (pod.untroubled or pod.starts_quietly):  # as most are
             spot = node is not None and is_spot(node, seen.platform)
@@ -322,20 +327,21 @@ class _Reader:
 
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
         """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""
-        if signal is NODE_REPLACED and view.hears(slot.place):
+        if view.hears(slot.place) and (signal is NODE_REPLACED or signal.meaning is not Meaning.LOST):
+            # That it is not any more, nobody tells.
+            self.timers.after(FRESH_REPORT_SECONDS - self.seen.report_age)
             return None
         if signal.meaning is Meaning.LOST:
             name = pod.spec.node_name
             missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
             return UNCONFIRMED if missing else signal
-        if view.hears(slot.place):
-            return None
         # As by a new leader. What was counted stays until it is heard.
-        if not slot.cause and unasked(self.seen):
-            self.timers.after(ASK_SECONDS)
+        if not slot.cause and may_be_heard(self.seen):
+            in_vain = self.seen.unreachable_seconds
+            self.timers.after(FRESH_REPORT_SECONDS - in_vain if in_vain else ASK_SECONDS)
             return None
-        since, bound = signal.since, pod.bound_at
-        if _is_old(signal, pod):
+        since, bound = signal.since, self._bound_at(pod)
+        if self._is_old(signal, pod):
             return None
         if since is not None and bound is not None and bound > since:
             since = bound
@@ -346,7 +352,7 @@ class _Reader:
                 seen.silent_nodes,
                 seen.nodes_heard_again,
                 seen.now,
-                seen.api_returned_at,
+                seen.api_returned_seconds,
                 self.timers,
             )
             self.suspected = self.suspicion is not None
@@ -354,6 +360,16 @@ class _Reader:
             return None
         due = since + UNREACHABLE_PATIENCE[slot.role] if since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
+
+    def _is_old(self, signal: Signal, pod: Pod) -> bool:
+        """Whether the node was well again when the pod was bound to it, and the watch of nodes is behind."""
+        since, bound = signal.since, self._bound_at(pod)
+        return since is not None and bound is not None and bound - since > NODES_HEARD_WITHIN
+
+    def _bound_at(self, pod: Pod) -> datetime | None:
+        """When the pod was bound. What lies ahead was before this clock was set back, and is after nothing."""
+        bound = pod.bound_at
+        return None if bound is None or bound > self.seen.now + TOLERATED else bound
 
 
 def _was_there(node: Node, slot: Slot, pod: Pod, *, heard: bool) -> bool:
@@ -366,12 +382,6 @@ def _was_there(node: Node, slot: Slot, pod: Pod, *, heard: bool) -> bool:
         return heard or pod.starts_on_node
     created, bound = parse_time(node.metadata.creation_timestamp), pod.bound_at
     return created is not None and bound is not None and created <= bound
-
-
-def _is_old(signal: Signal, pod: Pod) -> bool:
-    """Whether the node was well again when the pod was bound to it, and the watch of nodes is behind."""
-    since, bound = signal.since, pod.bound_at
-    return since is not None and bound is not None and bound - since > NODES_HEARD_WITHIN
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:
