@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -73,3 +74,36 @@ async def test_no_pod_goes_from_a_third_of_the_nodes_that_is_not_heard_for_a_whi
         assert set(world.cluster.processes) == pods
         status = world.job().status
         assert (status.parameter_servers.restarts, status.restarts.disruptions) == (0, 0)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@played
+async def test_server_is_replaced_in_time_though_the_clock_was_set_back_since_the_last_pause(
+    fresh: bool,
+) -> None:
+    """It was not for as long as the clock was set back. `fresh`: the pods are, too."""
+    world = World(lambda _: Truth(samples=1e9))
+    world.nodes(8, 5)
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, 200, "it trains")
+        for machine in list(world.cluster.machines):
+            world.cluster.disconnect(machine)
+        await asyncio.sleep(60)
+        for machine in list(world.cluster.machines):
+            world.cluster.reconnect(machine)
+        await asyncio.sleep(120)
+        world.ahead = -timedelta(hours=1)
+        await asyncio.sleep(10)
+        if fresh:
+            for process in list(world.cluster.processes.values()):
+                world.server.remove(process.pod)
+            await asyncio.sleep(30)
+            await world.until(lambda: world.job().status.workers.ready == 3, 300, "it trains again")
+            await asyncio.sleep(60)
+        [server] = [p for p in world.cluster.processes.values() if p.role == "ps" and p.runs]
+        world.cluster.drop = lambda _name: None  # type: ignore[method-assign, assignment]  # its Node stays
+        world.cluster.kill(server.machine.name)
+        await world.until(
+            lambda: any(p.role == "ps" and p.runs for p in world.cluster.processes.values()), 90, "it is back"
+        )

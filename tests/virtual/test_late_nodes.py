@@ -10,7 +10,7 @@ import pytest
 from shoal_trainer.contract import EXIT_USER, Outcome
 from tests.unit.policy.build import termination_message
 from tests.virtual.cluster import UNHEARD_SECONDS
-from tests.virtual.loop import now, play
+from tests.virtual.loop import now, play, played
 from tests.virtual.server import Change, Watch
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
@@ -79,25 +79,52 @@ async def _registered_again(role: str, before: bool) -> None:
             status = world.job().status
             return status.restarts.disruptions, status.parameter_servers.restarts
 
-        async def register_again(name: str, seconds: float) -> None:
-            node = world.server.objects["nodes", "", name]
-            kept = {k: v for k, v in node["metadata"].items() if k not in {"uid", "resourceVersion"}}
-            world.server.remove(("nodes", "", name))
-            if seconds:
-                await asyncio.sleep(seconds)
-            world.server.store(("nodes", "", name), {**node, "metadata": kept})
-
         pod: Any = world.pod_at(role, 0)
         if before:
-            await register_again(pod["spec"]["nodeName"], 1.0)
+            await _register_again(world, pod["spec"]["nodeName"], 1.0)
             await world.until(lambda: world.pod_at(role, 0) is None, 30.0, "it is lost")
             await world.until(lambda: world.pod_at(role, 0) is not None, 30.0, "the next one runs")
         pod, losses = world.pod_at(role, 0), counted()
         world.server.lag = lambda watch, change: _late(watch, change) if change.kind == "ADDED" else 0.0
-        await register_again(pod["spec"]["nodeName"], 0.0)
+        await _register_again(world, pod["spec"]["nodeName"], 0.0)
         await asyncio.sleep(60.0)
         assert world.pod_at(role, 0) == pod, world.tell()
         assert counted() == losses
+
+
+async def _register_again(world: World, name: str, seconds: float) -> None:
+    node = world.server.objects["nodes", "", name]
+    kept = {k: v for k, v in node["metadata"].items() if k not in {"uid", "resourceVersion"}}
+    world.server.remove(("nodes", "", name))
+    if seconds:
+        await asyncio.sleep(seconds)
+    world.server.store(("nodes", "", name), {**node, "metadata": kept})
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+@played
+async def test_pod_whose_node_was_registered_again_stays_as_a_later_leader_does_not_hear_it_yet(
+    role: str,
+) -> None:
+    """The record of its machine had another uid, for good: an hour later it was lost, and replaced."""
+    world = World(lambda _uid: Truth(samples=1e9))
+    world.nodes(6, 4)
+    async with world.living("a"):
+        world.apply()
+        await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+        await asyncio.sleep(30.0)
+        pod: Any = world.pod_at(role, 0)
+        await _register_again(world, pod["spec"]["nodeName"], 0.0)
+        await asyncio.sleep(3600.0)
+        await world.replicas[0].kill()
+        end = now() + 45.0
+        world.trainers.deaf = lambda _uid: now() < end
+        world.replicas[0].start()
+        await asyncio.sleep(120.0)
+        found: Any = world.pod_at(role, 0)
+        assert found["metadata"]["name"] == pod["metadata"]["name"], world.tell()
+        status = world.job().status
+        assert (status.restarts.disruptions, status.parameter_servers.restarts) == (0, 0)
 
 
 @pytest.mark.parametrize("looked", [True, False])

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from shoal.api.training_job import TrainingJob
@@ -62,7 +63,7 @@ class Replica:
             settings,
             world.trainers,
             lease_transport=lease,
-            wall=wall,
+            wall=lambda: wall() + world.ahead,
             monotonic=now,
             lease_clock=self._clock,
         )
@@ -148,6 +149,8 @@ class World:
         self.watchers: list[Callable[[], None]] = []
         """Called at each step: invariants."""
         self.over = False
+        self.ahead = timedelta()
+        """By how much the operator's clock is."""
 
     @asynccontextmanager
     async def living(self, *replicas: str) -> AsyncIterator[None]:
