@@ -81,6 +81,8 @@ class Stream(Source):
     """How many samples this worker has taken before its last outage."""
     _begins: int | None = field(init=False, repr=False, default=None)
     """The first epoch of which this worker reads."""
+    _length: int = field(init=False, repr=False, default=0)
+    """The samples in a pass, once one has shown them."""
     _cut: bool = field(init=False, repr=False, default=False)
     """Whether an evaluation was told to read a part of the data."""
 
@@ -226,23 +228,32 @@ class Stream(Source):
         if self._seeded is not None:
             return
         length, (slot, incarnation, *continued) = self._in_a_pass, self._worker
-        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read
-        if continued:
-            missing += (self._begins or 0) * self._counted.size
-        if self._cardinality > 0:
-            missing %= length
-        started = time.monotonic()
-        while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
-            missing -= count(rows.skip(min(missing, batch_size)))
+        own = int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read
+        if self._cardinality == -1:  # such data most often repeat after an epoch
+            own %= length
+        missing = own + ((self._begins or 0) * self._counted.size if continued else 0)
+        if known := self._length or (length if self._cardinality > 0 else 0):
+            missing %= known
+        for left in (
+            own,
+            0,
+        ):  # each in a time of its own: workers are apart also where that of the first is over
+            started = time.monotonic()
+            while missing > left and time.monotonic() - started < SKIP_SECONDS:
+                missing -= count(rows.skip(min(missing, batch_size)))
+                if self._length:  # a pass has just ended
+                    missing %= self._length
+            missing = min(missing, left)
 
     def _repeated(self, batch_size: int) -> Iterator[Any]:
         for number in self._passes:
-            empty = True
+            length = 0
             for element in self._elements(batch_size, number):
-                empty = False
+                length += count(element)
                 yield element
-            if empty:
+            if not length:
                 raise UserError(f"{_name(self.data)} ends at once. {ONCE}")
+            self._set(_length=length)
             # A PyDataset may order its batches anew here: it is this worker's own, unlike the ranges of `Batches`.
             getattr(self.data, "on_epoch_end", lambda: None)()
 

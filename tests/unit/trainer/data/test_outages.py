@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Stream, Training
+from shoal_trainer.data import stream as streams
 from shoal_trainer.data.source import Part
+from shoal_trainer.data.stream import SKIP_SECONDS
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker import feed as feeds
 from shoal_trainer.worker.feed import Feed, Ready
@@ -137,6 +139,60 @@ def test_a_run_that_continues_another_one_goes_on_where_it_was_after_an_outage()
         next(stream.read(Part(8, 16, 2), 4))
     read += [batch.x for batch in stream.read(Part(8, 16, 2), 4)]
     assert np.array_equal(np.concatenate(read), X[16:48])
+
+
+class Slow(keras.utils.PyDataset):
+    """Data without an end, each batch of which takes time, by the clock of the stream."""
+
+    num_batches = None
+
+    def __init__(self, monkeypatch, *away):
+        super().__init__()
+        self.now, self.store = 0.0, Store(*away)
+        monkeypatch.setattr(streams.time, "monotonic", lambda: self.now)
+
+    def __getitem__(self, index):
+        self.now += SKIP_SECONDS / 15
+        rows = slice(index % 16 * 4, index % 16 * 4 + 4)
+        return self.store.get(X[rows]), Y[rows]
+
+    def ending(self):
+        """The same with an end, of which only reading tells."""
+        return map(self.__getitem__, range(16))
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_after_an_outage_no_more_is_skipped_than_one_pass(monkeypatch, endless):
+    """Not all that was read since the start: the time would be over, somewhere else."""
+    slow = Slow(monkeypatch, 165)
+    stream = Stream(slow if endless else slow.ending, samples=64).placed(0, (0, 0))
+    for epoch in range(10):
+        list(stream.read(Part(0, 64, epoch), 4))
+    for low in range(0, 20, 4):
+        next(stream.read(Part(low, 64, 10), 4))
+    with pytest.raises(Unreachable):
+        next(stream.read(Part(20, 64, 10), 4))
+    began = slow.now
+    assert np.array_equal(next(stream.read(Part(20, 64, 10), 4)).x, X[20:24])
+    assert slow.now - began < SKIP_SECONDS
+
+
+def places(data, samples, *continued):
+    """What four workers read first in epoch 40."""
+    placed = [Stream(data, samples=samples).placed(0, (slot, 0, *continued)) for slot in range(4)]
+    return [float(next(stream.read(Part(0, 4, 40), 4)).x[0, 0]) for stream in placed]
+
+
+def test_workers_of_a_run_that_continues_another_one_begin_apart_in_short_passes(monkeypatch):
+    """Though nobody skips in time all that the run before has read."""
+    monkeypatch.setattr(streams, "SKIP_SECONDS", 3 * SKIP_SECONDS)
+    data = Slow(monkeypatch).ending
+    assert places(data, 64, 5) == places(data, 64)
+
+
+def test_workers_of_a_run_that_continues_another_one_begin_apart_in_endless_data(monkeypatch):
+    """Where the time is over before they have skipped what the run before has read."""
+    assert len(set(places(Slow(monkeypatch), 32, 5))) == 4
 
 
 def test_an_outage_within_a_batch_loses_no_row_of_it():
