@@ -34,6 +34,11 @@ def fitting(lengths: Sequence[int], length: int, what: str) -> int:
     return lengths[bisect.bisect_left(lengths, length)]
 
 
+def padding(kind: np.dtype[Any]) -> Any:
+    """With what arrays of this type are padded: objects are bytes, among which TensorFlow takes no number."""
+    return b"" if kind.hasobject else np.zeros((), kind)[()]
+
+
 class Lengths:
     """Pads samples to one of `lengths`. `varies`: for each array of a sample, whether its axis 0 varies in length.
 
@@ -56,7 +61,9 @@ class Lengths:
                 return stacked(
                     rows, "Pad them: other arrays were seen to vary in length, and this one was not."
                 )
-            out = np.zeros((len(rows), longest, *rows[0].shape[1:]), rows[0].dtype)
+            kinds = {row.dtype for row in rows if row.size} or {rows[0].dtype}  # of no values it says nothing
+            kind = np.result_type(*kinds)
+            out = np.full((len(rows), longest, *rows[0].shape[1:]), padding(kind), kind)
             for target, row in zip(out, rows, strict=True):
                 target[: len(row)] = row
             return out

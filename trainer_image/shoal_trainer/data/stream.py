@@ -22,7 +22,7 @@ import numpy as np
 
 from shoal_trainer.data.batch import Batch, as_tuple, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
-from shoal_trainer.data.lengths import checked, fitting, varying_in
+from shoal_trainer.data.lengths import checked, fitting, padding, varying_in
 from shoal_trainer.data.rows import alike, columns, count, joined, rebatched, taken
 from shoal_trainer.data.source import UNPLACED, Epochs, Extent, Part, Source
 from shoal_trainer.errors import UserError
@@ -334,7 +334,10 @@ class Stream(Source):
 
         def pad(leaf: Any) -> Any:
             missing = width - leaf.shape[1] if next(flags) else 0
-            return np.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)]) if missing else leaf
+            if not missing:
+                return leaf
+            shape = (len(leaf), missing, *leaf.shape[2:])
+            return np.concatenate([leaf, np.full(shape, padding(leaf.dtype), leaf.dtype)], axis=1)
 
         return map_leaves(pad, element)
 

@@ -123,6 +123,29 @@ def test_items_are_padded_where_they_vary():
     assert widths == {(5, 6), (5, 8)}
 
 
+def test_bytes_are_padded_with_empty_ones():
+    """TensorFlow has no array of bytes and numbers."""
+    x = Indexed.from_items([([b"a\0"], 1.0), ([b"c", b"dd"], 1.0)], lengths=(3,)).example(2).x
+    assert tf.convert_to_tensor(x).numpy().tolist() == [[b"a\0", b"", b""], [b"c", b"dd", b""]]
+
+    def batches():
+        yield np.array([[b"a"]], object)
+        yield np.array([[b"c", b"dd"]], object)
+
+    stream = Stream(batches, samples=2, lengths=(3,)).read(Part(0, 2), 1)
+    found = [tf.convert_to_tensor(batch.x).numpy().tolist() for batch in stream]
+    assert found == [[[b"a", b"", b""]], [[b"c", b"dd", b""]]]
+
+
+def test_no_sample_is_cut_to_the_kind_of_another_one():
+    words = Indexed.from_items([(["a"], 1.0), (["hello", "world"], 0.0)], lengths=(2,)).example(2).x
+    assert words.tolist() == [["a", ""], ["hello", "world"]]
+    values = Indexed.from_items([([1, 2], 1.0), ([1.5, 2.5, 3.5], 0.0)], lengths=(3,)).example(2).x
+    assert values.tolist() == [[1, 2, 0], [1.5, 2.5, 3.5]]
+    none = Indexed.from_items([([], 1.0), ([1, 2], 0.0)], lengths=(2,)).example(2).x
+    assert none.dtype.kind == "i"
+
+
 def test_a_part_that_was_not_seen_to_vary_is_named_with_what_to_do():
     class Rare(Pairs):
         def __getitem__(self, index):
