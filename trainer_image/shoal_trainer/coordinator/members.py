@@ -22,9 +22,11 @@ from shoal_trainer.wire.messages import Timings
 
 SILENCE_SECONDS = 5.0
 SILENCE_STEPS = 3
-"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent, as steps may
-take the processor from its heartbeats; and so is one that is silent for `LOST_SECONDS`."""
+"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent, as steps and
+reading may take the processor from its heartbeats; and so is one that is silent for `LOST_SECONDS`."""
 LOST_SECONDS = 60.0
+INPUT_SECONDS = 10.0
+"""A worker that accumulates a gradient pushes what it has when a batch comes later than so (`loop.LATE_SECONDS`)."""
 KEPT = 512
 """Members to keep of those that left; beyond that, those that left longest ago are removed."""
 WEIGHT = 0.1
@@ -93,19 +95,19 @@ class Member:
     @property
     def silence_limit(self) -> float:
         """Seconds without contact after which it is Silent."""
-        busy = self.timings.step - self.timings.input if self.timings else 0.0
-        return max(SILENCE_SECONDS, min(LOST_SECONDS, SILENCE_STEPS * busy))
+        step = self.timings.step if self.timings else 0.0
+        return max(SILENCE_SECONDS, min(LOST_SECONDS, SILENCE_STEPS * step))
 
     @property
     def push_limit(self) -> float:
         """Seconds within which it pushes, if it trains. Before its first push it may compile its step.
 
-        Without the wait for data, in which it pushes what it has.
+        Without long waits for data, in which it pushes what it has; in shorter ones it may accumulate.
         """
         if self.push_seconds is None or self.timings is None:
             return LOST_SECONDS
-        busy = 1 - self.timings.input / self.timings.step
-        return max(SILENCE_SECONDS, SILENCE_STEPS * busy * self.push_seconds)
+        late = max(0.0, self.timings.input - INPUT_SECONDS) / self.timings.step
+        return max(SILENCE_SECONDS, SILENCE_STEPS * (1 - late) * self.push_seconds)
 
     @property
     def worker(self) -> Worker:

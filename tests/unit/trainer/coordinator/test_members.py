@@ -182,10 +182,19 @@ def test_untimed_push_of_an_outage_does_not_shorten_the_wait_for_the_next_push()
     assert member.push_limit == 60
 
 
-def test_wait_for_data_does_not_lengthen_the_wait_for_the_next_push():
+def test_long_wait_for_data_does_not_lengthen_the_wait_for_the_next_push():
+    """In it a worker pushes what it has."""
     member = Member(0, 0)
-    member.pushed(10, 20, 0, Timings(step=60.0, input=58.0))
-    assert member.push_limit == pytest.approx(60)
+    member.pushed(1, 2, 0, Timings(step=600.0, input=598.0))
+    assert member.push_limit == pytest.approx(36)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 9.0])
+def test_worker_that_accumulates_batches_of_slow_data_is_waited_for(seconds):
+    """It pushes nothing before it has all of them."""
+    member = Member(0, 0)
+    member.pushed(16, 512, 0, Timings(step=seconds + 0.1, input=seconds))
+    assert member.push_limit == pytest.approx(max(5, 3 * 16 * (seconds + 0.1)))
 
 
 def test_worker_that_leaves_reports_its_wasted_steps_once():

@@ -56,22 +56,38 @@ def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
     assert states(bench) == [WorkerState.FENCED, WorkerState.ACTIVE]
 
 
+def half_done(timings):
+    """A job whose last samples slot 0 has, after a push that took so long; slot 1 is idle."""
+    bench = begun(2, size=4, callbacks=True)
+    bench.coordinator.record.ledger.epochs = 1
+    lease = bench.ask(0).lease
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, lease.start, lease.start + 2),), timings=timings)
+    push_to(bench.shard, 0, 0, 1, bench.shard.history.version, meta, aligned(4), delta=True)
+    assert bench.ask(0).kind == "data"
+    return bench
+
+
 @pytest.mark.parametrize(
     "first", [Timings(step=600.0, input=599.0), Timings(step=600.0, compute=600.0)], ids=["read", "compiled"]
 )
 def test_worker_whose_first_step_took_long_is_fenced_in_a_minute_when_others_idle(first):
     """Its heartbeats came each second, also while it waited for data or compiled its step."""
-    bench = begun(2, size=4, callbacks=True)
-    bench.coordinator.record.ledger.epochs = 1
-    lease = bench.ask(0).lease
-    meta = PushMeta(samples=2, progress=(Progress(0, -1, lease.start, lease.start + 2),), timings=first)
-    push_to(bench.shard, 0, 0, 1, bench.shard.history.version, meta, aligned(4), delta=True)
-    assert bench.ask(0).kind == "data"
+    bench = half_done(first)
     lost = bench.now
     while bench.train(1).kind == "idle":
         silence(bench, 1)
         assert bench.now - lost < 70
     assert states(bench)[0] is WorkerState.FENCED
+
+
+def test_worker_whose_reading_takes_the_processor_from_its_heartbeats_is_not_fenced():
+    """One call may read for seconds and let no other thread run."""
+    bench = half_done(Timings(step=8.5, input=8.0))
+    lost = bench.now
+    while bench.now - lost < 14:
+        assert bench.train(1).kind == "idle"
+        silence(bench, 1)
+    assert states(bench)[0] is not WorkerState.FENCED
 
 
 def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
