@@ -36,6 +36,8 @@ LOOKED_AT = 16
 """The first batches, which show the arrays that vary in length."""
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
+PLACES = 100
+"""With fewer batches of data, workers would meet where they begin with a whole one."""
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 OF_SAMPLES = ("Unbatch", "TFRecord", "TextLine", "FixedLengthRecord", "Csv")
 BATCHED = ("Batch", "Rebatch")
@@ -228,7 +230,10 @@ class Stream(Source):
         if self._seeded is not None:
             return
         length, (slot, incarnation, *continued) = self._in_a_pass, self._worker
-        own = int((slot * GOLDEN + incarnation * SILVER) % 1 * length) + self._read
+        place = int((slot * GOLDEN + incarnation * SILVER) % 1 * length)
+        if length >= PLACES * batch_size:  # between two batches, whose rows need not be joined
+            place -= place % batch_size
+        own = place + self._read
         if self._cardinality == -1:  # such data most often repeat after an epoch
             own %= length
         missing = own + ((self._begins or 0) * self._counted.size if continued else 0)
