@@ -171,7 +171,7 @@ class Stream(Source):
             return Epochs(lambda: self.read(Part(0, size, next(numbers)), batch_size), steps)
         own, known = self.batch_size, self._cardinality
         if own == batch_size and not self.lengths:
-            return Epochs(self._as_they_are, known)
+            return Epochs(self._as_they_are, known if _has_full_batches(self.data) else None)
         return Epochs(lambda: self.whole(batch_size), -(-known // batch_size) if own is None else None)
 
     @property
@@ -184,9 +184,9 @@ class Stream(Source):
         return all(shape.rank is not None and None not in list(shape)[batched:] for shape in shapes)
 
     def _as_they_are(self) -> Iterator[Batch]:
-        """The batches of a pass, neither cut nor joined."""
+        """The batches of a pass that have a row, neither cut nor joined."""
         end = 0
-        for element in _batches_of(connected(lambda: self._made(0), "the data"), 1):
+        for element in filter(count, _batches_of(connected(lambda: self._made(0), "the data"), 1)):
             rows = count(element)
             end += rows
             yield fill(element, rows, end)
@@ -427,14 +427,26 @@ def _is_batched(dataset: Any) -> bool:
 
     Single samples rarely have that, but those of arrays of which an image is its own label.
     """
+    made = _maker(dataset)
+    if _is_one_of(made, OF_SAMPLES) or (_is_one_of(made, ("TensorSlice",)) and _alike(made)):
+        return False
+    return _alike(dataset, unknown=_is_one_of(made, BATCHED))
+
+
+def _has_full_batches(dataset: Any) -> bool:
+    """Whether each batch of a data set is known to have a row."""
+    sizes = {leaf.shape[0] for leaf in leaves(dataset.element_spec) if leaf.shape.rank}
+    return None not in sizes or _is_one_of(_maker(dataset), BATCHED)
+
+
+def _maker(dataset: Any) -> Any:
+    """The data set that made the elements of this one, as far as it is known."""
     from shoal_trainer.worker.keras_internals import made_of
 
     made = dataset
     while not _is_one_of(made, TELLING) and (inputs := made_of(made)):
         made = inputs[0]
-    if _is_one_of(made, OF_SAMPLES) or (_is_one_of(made, ("TensorSlice",)) and _alike(made)):
-        return False
-    return _alike(dataset, unknown=_is_one_of(made, BATCHED))
+    return made
 
 
 def _is_one_of(dataset: Any, words: Sequence[str]) -> bool:

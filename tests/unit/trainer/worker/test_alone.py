@@ -250,6 +250,13 @@ def test_fit_makes_the_steps_of_keras_in_each_epoch_of_a_data_set(form):
     assert steps == expected
 
 
+@pytest.mark.parametrize("sizes", [(0, 4, 4), (4, 0, 4), (4, 4, 0)])
+def test_fit_leaves_a_batch_without_rows_out(sizes):
+    steps = []
+    Training(model=lambda: recorder(steps), data=numbered(*sizes)).fit(epochs=2, verbose=0)
+    assert steps == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_fit_trains_a_data_set_of_samples_once_in_each_epoch():
     steps = []
     dataset = tf.data.Dataset.range(70)
