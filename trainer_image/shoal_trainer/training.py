@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -194,12 +196,16 @@ def _as_wanted(value: Any, parameter: inspect.Parameter | None) -> Any:
     """A decimal in quotes as a float, unless the parameter is a string: that gets text, also of a number or a boolean.
 
     It is a string by its annotation, also as one of several (`str | None`), or by its default. So is a float, which
-    gets one of a whole number, too: Keras tells them apart, and in a manifest 1.0 arrives as 1.
+    gets one of a whole number, too: Keras tells them apart, and in a manifest 1.0 arrives as 1. (A default of infinity
+    may mean all of what is counted.)
     """
     kinds = _kinds(parameter)
-    if parameter is not None and isinstance(parameter.default, str | float):
-        kinds |= {type(parameter.default).__name__}
-    if type(value) is int and "float" in kinds and "int" not in kinds:
+    default = None if parameter is None else parameter.default
+    if isinstance(default, str):
+        kinds |= {"str"}
+    elif isinstance(default, float) and math.isfinite(default):
+        kinds |= {"float"}
+    if type(value) is int and "float" in kinds and "int" not in kinds and abs(value) <= sys.float_info.max:
         return float(value)
     if isinstance(value, bool | int | float):
         return json.dumps(value) if "str" in kinds and kinds.isdisjoint({"bool", "int", "float"}) else value

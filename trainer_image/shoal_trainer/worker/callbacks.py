@@ -59,8 +59,9 @@ PATHS = {
     keras.callbacks.TensorBoard: "log_dir",
 }
 """The output paths of Keras' callbacks."""
-OURS = (
-    f"logs/{HISTORY}, which Shoal writes, with the metrics of all epochs. Use another path, or leave it out."
+NOT_WRITTEN = (
+    "A pod can write below /tmp, and where the template mounts a volume: use such a path, or ModelCheckpoint, "
+    "CSVLogger or TensorBoard, whose files are stored with the run"
 )
 
 
@@ -104,6 +105,8 @@ def failure(what: str, error: BaseException, remedy: str = "") -> TrainerError:
     The callbacks are not repeated here: they may have seen a part of the epoch. The next worker has new ones.
     """
     kind = DiskFull if has_no_room(error) else CallbackOutage if is_network_outage(error) else UserError
+    if "Read-only file system" in str(error):  # of Python, or of TensorFlow
+        remedy = f". {NOT_WRITTEN}"
     return kind(f"{what}: {where(error)}{remedy}")
 
 
@@ -197,7 +200,10 @@ def _check(callback: Any) -> None:
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
     if isinstance(path, str) and os.path.normpath(path).split("/")[0] == HISTORY:
-        raise UserError(f"{kind}({path!r}) would write {OURS}")
+        raise UserError(
+            f"{kind}({path!r}) would write logs/{HISTORY}, which Shoal writes, with the metrics of all epochs. Use "
+            "another path, or leave it out."
+        )
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
         raise UserError(
             f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "

@@ -212,6 +212,17 @@ class Feed:
             if prefetch is not None:
                 prefetch.discard()
 
+    def place(self, work: DataWork) -> str:
+        """What is read, for errors: positions are rows of the data only in the order in which an epoch visits them.
+
+        Of a stream, which each worker reads from a place of its own, none is said.
+        """
+        if work.file is not None:
+            return work.file
+        if self._data.describe().order:
+            return f"{work.source} in the order of epoch {work.epoch + 1}"
+        return f"a batch of a stream, which is read for the {work.source} of epoch {work.epoch + 1} and has no numbers"
+
     def _batches(self, work: DataWork, prefetch: Prefetch | None) -> Iterator[Batch]:
         """Read the batches of a lease, and report slow reads."""
         self._set_message(waiting_for(work.source, self._clock))
@@ -224,16 +235,10 @@ class Feed:
                 try:
                     self._check(batch)
                 except UserError as error:
-                    raise UserError(f"{self._place(work)}: {error}") from error
+                    raise UserError(f"{self.place(work)}: {error}") from error
                 yield batch
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")
-
-    def _place(self, work: DataWork) -> str:
-        """Where a batch comes from: of a stream, which each worker reads from a place of its own, no position says."""
-        if work.file is not None or self._data.describe().order:
-            return work.place
-        return f"a batch of a stream, which is read for the {work.source} of epoch {work.epoch + 1} and has no numbers"
 
     def _failed(self, work: DataWork, error: UserError) -> Failed:
         self._set_message("")  # it reads no more

@@ -7,10 +7,13 @@ The state of callbacks (patience, best values) is not stored: new callbacks get 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,11 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shoal_trainer.contract import HISTORY
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
-from shoal_trainer.worker.callback_folder import CallbackFolder
 from shoal_trainer.worker.callbacks import (
-    OURS,
     failure,
     needed,
     path_attribute,
@@ -40,14 +40,19 @@ log = logging.getLogger(__name__)
 
 CHECKPOINTS = (".keras", ".weights.h5")
 """The suffixes that ModelCheckpoint accepts."""
+IN_A_FOLDER = (
+    " (`check` calls callbacks in an empty folder, so that they replace no file of yours: what they read needs an "
+    "absolute path, such as Path(__file__).with_name(…))"
+)
 
 
 class Hooks:
-    """The callbacks of `build` on this model. Their relative paths are below a temporary folder; see `CallbackFolder`.
+    """The callbacks of `build` on this model. Their relative paths are below a temporary folder.
 
     `epochs`: the number of the last epoch, if the job ends with one. `metrics`: those of training and, as far as
-    they are known before it, of an evaluation. `read`: gives the variables that the step only reads. `contained`:
-    absolute paths of Keras' callbacks are below that folder as well, and relative ones of the user's in any case.
+    they are known before it, of an evaluation. `read`: gives the variables that the step only reads. `contained`, of a
+    rehearsal: absolute paths are below the temporary folder as well, and what callbacks of the user write to a relative
+    path is in another one, and replaces no file of theirs.
     """
 
     def __init__(
@@ -68,7 +73,10 @@ class Hooks:
         self._epochs = epochs
         self._read, self._contained = read, contained
         self._expected = ("loss", *metrics)
-        self._folder = CallbackFolder(contained=contained)
+        self._temporary = tempfile.TemporaryDirectory(prefix="shoal-callbacks-", ignore_cleanup_errors=True)
+        self._folder, self._own = (Path(self._temporary.name, name) for name in ("logs", "own"))
+        self._folder.mkdir()
+        self._own.mkdir()
         self._seen: Sequence[dict[str, float]] | None = None
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
         self._names: dict[str, float] = {}
@@ -88,10 +96,10 @@ class Hooks:
             vars(callback).clear()
             vars(callback).update(state)
         try:
-            with self._folder.current():
+            with self._called():
                 made = self._build()
         except UserError as error:
-            raise UserError(f"{error}{self._folder.remedy(error.__cause__)}") from error
+            raise UserError(f"{error}{self._remedy}") from error
         self._unused = [(callback, _copied(vars(callback))) for callback in made]
         self._model.history = keras.callbacks.History()  # as in Keras, the last one, which does nothing else
         self._made = [*made, self._model.history] if made else ()
@@ -113,16 +121,14 @@ class Hooks:
             self._delete_checkpoints()
             if anew := not self._continues(history):
                 self._end()  # closes their files
-            with unchanged(self._model, self._read()), self._folder.current():
+            with unchanged(self._model, self._read()), self._called():
                 self._catch_up(history, learning_rate, anew=anew)
-            if any(name == HISTORY for name, _ in self.files()):
-                raise UserError(f"A callback writes {OURS}")
             if self._model.stop_training or len(history) == self._epochs:
                 self._end()
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
-            raise failure("A callback failed", error, self._folder.remedy(error)) from error
+            raise failure("A callback failed", error, self._remedy) from error
         return bool(self._model.stop_training)
 
     @property
@@ -149,19 +155,34 @@ class Hooks:
             recorded = (name, seen[epoch][name]) if name in seen[epoch] else None
             try:
                 best = Best(parameters, epoch, float(stopping.best), stopping.monitor, recorded)
-                best_weights.save(self._folder.path, best)
+                best_weights.save(self._folder, best)
             except OSError as error:
                 kind = DiskFull if has_no_room(error) else UserError
                 raise kind(f"The weights of the best epoch cannot be saved: {where(error)}") from error
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The files of the callbacks, with their relative names."""
-        return self._folder.files()
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file():
+                yield str(path.relative_to(self._folder)), path
+
+    @property
+    def written(self) -> list[str]:
+        """What callbacks of the user wrote to relative paths in a rehearsal."""
+        return sorted(str(path.relative_to(self._own)) for path in self._own.rglob("*") if path.is_file())
 
     def close(self) -> None:
         """Call `on_train_end` if it was not called yet, and delete the files."""
         self._end()
-        self._folder.close()
+        self._temporary.cleanup()
+
+    def _called(self) -> contextlib.AbstractContextManager[None]:
+        """Where callbacks are called: a process has one current folder, and nothing else runs in a rehearsal."""
+        return contextlib.chdir(self._own) if self._contained else contextlib.nullcontext()
+
+    @property
+    def _remedy(self) -> str:
+        return IN_A_FOLDER if self._contained else ""
 
     def _continues(self, history: Sequence[dict[str, float]]) -> bool:
         seen = self._seen
@@ -184,8 +205,9 @@ class Hooks:
 
     def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:
-            self._folder.clear()
             self._make()
+            shutil.rmtree(self._folder)
+            self._folder.mkdir()
         self._seen, self._names, self._ended = (), {}, False
         self._model.stop_training = False
         for callback in self._callbacks:
@@ -218,12 +240,11 @@ class Hooks:
         name = path_attribute(callback)
         if name is None or not isinstance(value := getattr(callback, name), str):
             return
-        folder = self._folder.path
-        if self._contained and not Path(value).is_relative_to(folder):
+        if self._contained and not Path(value).is_relative_to(self._folder):
             value = value.lstrip("/")
-        target = Path(os.path.normpath(folder / value))  # `value` itself if it is absolute
-        if target.is_relative_to(folder):
-            self._folder.make_room(target)
+        target = Path(os.path.normpath(self._folder / value))  # `value` itself if it is absolute
+        if target.is_relative_to(self._folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
             setattr(callback, name, str(target))
 
     def _logs(self, logs: dict[str, float], *, live: bool) -> dict[str, float]:
@@ -276,7 +297,7 @@ class Hooks:
         logs = dict(self._seen[-1]) if self._seen else {}
         for callback in self._callbacks:
             try:
-                with self._folder.current():
+                with self._called():
                     callback.on_train_end(logs)
             except (Exception, SystemExit) as error:
                 log.warning("%s.on_train_end failed: %s", type(callback).__name__, where(error))

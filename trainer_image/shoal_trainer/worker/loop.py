@@ -263,7 +263,7 @@ class Loop:
         except UserError as error:
             if self._discarded(ready, error):
                 return None
-            raise UserError(f"{ready.work.place}: {error}") from error
+            raise UserError(f"{self._feed.place(ready.work)}: {error}") from error
         return self._check_finite(step, ready, parameters)
 
     def _send(self, base: Pulled, *, waits: bool = False) -> None:

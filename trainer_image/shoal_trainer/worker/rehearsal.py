@@ -35,6 +35,7 @@ from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.ps.memory import needed
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
+from shoal_trainer.worker.callbacks import NOT_WRITTEN
 from shoal_trainer.worker.compose import build_flat_model, warn_of_data, warn_of_placement
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
@@ -306,6 +307,11 @@ class Rehearsal:
                 for name in tasks.run_callbacks(model.initial(), [logs] * (epoch + 1)).files
             )
             say("ran for two epochs" + (f"; they write {', '.join(files)}" if files else ""))
+            if written := tasks.written:
+                names = ", ".join(written)
+                _log.warning(
+                    "they write %s to the current folder, which a pod cannot. %s", names, NOT_WRITTEN
+                )
 
     def _export(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
         with self._tasks(dataclasses.replace(job, callbacks=None, validation=None), model) as tasks:

@@ -67,7 +67,7 @@ class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
     `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
-    `contained`, of a rehearsal: callbacks write in that of theirs, and the export says what it could not save.
+    `contained`, of a rehearsal: callbacks write only in folders of theirs, and the export says what it could not save.
     """
 
     def __init__(
@@ -256,6 +256,11 @@ class Tasks:
         path = Path(self._folder.name) / best_weights.NAME
         found = fetch is not None and fetch(f"logs/{best_weights.NAME}", path)
         return best_weights.load(path) if found else None
+
+    @property
+    def written(self) -> list[str]:
+        """What callbacks of the user wrote to relative paths in a rehearsal."""
+        return self._hooks.written
 
     def close(self) -> None:
         """End the callbacks, and delete the temporary files."""

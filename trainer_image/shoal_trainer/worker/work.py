@@ -35,11 +35,6 @@ class DataWork:
         """What is read, for messages: the file, or the samples."""
         return self.file or f"samples {self.start}-{self.stop}"
 
-    @property
-    def place(self) -> str:
-        """The same, for errors: positions are rows of the data only in the order in which an epoch visits them."""
-        return self.file or f"{self.source} in the order of epoch {self.epoch + 1}"
-
 
 @dataclass(frozen=True)
 class TaskWork:

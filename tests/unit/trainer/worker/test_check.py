@@ -421,8 +421,12 @@ def test_what_callbacks_write_is_told_and_no_file_of_the_user_changes(check, tmp
 
         job = Training(model=build, data=DATA, callbacks=lambda: [Log()])
     """)
-    assert states(found) == {}
-    assert found["callbacks"].message == "ran for two epochs; they write logs/mylog.txt, logs/snap.keras"
+    assert states(found) == {"callbacks": "warning"}
+    (words,) = found["callbacks"].warnings
+    assert (
+        "they write mylog.txt, snap.keras to the current folder, which a pod cannot. A pod can write below /tmp"
+        in words
+    )
     assert [(tmp_path / name).read_text() for name in ("snap.keras", "mylog.txt")] == ["precious"] * 2
 
 

@@ -45,9 +45,10 @@ def mixed(tag: str | None = None, other: Optional[str] = None, kind: Literal["1.
     return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [
         tag, other, kind, number, rate, size, text])
 
-def floats(rate: float, decay: float | None = None, by_default=0.5, size: int = 1.5, either: int | float = 0.5):
+def floats(rate: float, decay: float | None = None, by_default=0.5, size: int = 1.5, either: int | float = 0.5,
+           most=float("inf")):
     return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [
-        rate, decay, by_default, size, either])
+        rate, decay, by_default, size, either, most])
 
 def reads():
     open("no/such.csv")
@@ -212,9 +213,11 @@ def test_a_parameter_that_may_be_a_string_gets_text(folder):
 def test_a_whole_number_for_a_float_arrives_as_a_float(folder):
     """Keras refuses `SGD(1)`, and a manifest cannot say 1.0: kubectl sends it as 1."""
     found = load(
-        "goodjob:floats", {"rate": 1, "decay": 2, "by_default": 3, "size": 4, "either": 5}, folder=folder
+        "goodjob:floats",
+        {"rate": 1, "decay": 2, "by_default": 3, "size": 4, "either": 5, "most": 6},
+        folder=folder,
     )
-    assert list(map(repr, found.callbacks())) == ["1.0", "2.0", "3.0", "4", "5"]
+    assert list(map(repr, found.callbacks())) == ["1.0", "2.0", "3.0", "4", "5", "6"]
 
 
 def test_annotations_that_are_text_mean_the_same(folder):
