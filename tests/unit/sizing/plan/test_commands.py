@@ -166,7 +166,12 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
             "spec:\n  suspend: 'yes'",
             "spec.suspend: input should be a valid boolean, not 'yes'",
         ),
-        ("pools.yaml", "startupSeconds: 160", "interruptionsPerHour: 1.0e+300", "less than or equal to 1000"),
+        (
+            "pools.yaml",
+            "interruptionsPerHour: 0.08",
+            "interruptionsPerHour: 1.0e+300",
+            "less than or equal to 1000",
+        ),
         ("job.yaml", "spec:", "annotations: &a {a: *a}\nspec:", "contains itself"),
     ],
 )
