@@ -11,10 +11,19 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from dev.cluster.processes import Identity
 from dev.errors import DevError
 from dev.paths import ROOT, clusters
+
+
+class Holder(NamedTuple):
+    """The process, its checkout, and where its pid is that number: a container may share the cache."""
+
+    process: Identity
+    checkout: str
+    namespace: str
 
 
 def record(cluster: str) -> Path:
@@ -26,12 +35,16 @@ def hold(cluster: str) -> None:
     """Record that this process uses the cluster, until it ends or `release`."""
     if me := Identity.of(os.getpid()):
         record(cluster).parent.mkdir(parents=True, exist_ok=True)
-        record(cluster).write_text(json.dumps({"process": asdict(me), "checkout": str(ROOT)}))
+        holder = {"process": asdict(me), "checkout": str(ROOT), "namespace": _namespace()}
+        new = record(cluster).with_suffix(".new")
+        new.write_text(json.dumps(holder))
+        new.replace(record(cluster))
 
 
 def is_left(cluster: str) -> bool:
-    """Whether a process held it that ended without `release`. Of what nobody ever held that is not known."""
-    return (held := _read(cluster)) is not None and not held[0].running
+    """Whether a process held it that ended without `release`. Of what nobody held, or elsewhere, that is not known."""
+    held = _read(cluster)
+    return held is not None and held.namespace == _namespace() and not held.process.running
 
 
 def release(cluster: str) -> None:
@@ -47,7 +60,7 @@ def refuse_another(cluster: str) -> None:
     """
     if (held := _read(cluster)) is None:
         return
-    process, checkout = held
+    process, checkout, _ = held
     if process.running and process.pid != os.getpid():
         raise DevError(
             f"The cluster {cluster} is used by process {process.pid} of the checkout {checkout}. "
@@ -55,9 +68,12 @@ def refuse_another(cluster: str) -> None:
         )
 
 
-def _read(cluster: str) -> tuple[Identity, str] | None:
-    """The process, and its checkout."""
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _read(cluster: str) -> Holder | None:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         found = json.loads(record(cluster).read_text())
-        return Identity(**found["process"]), found["checkout"]
+        return Holder(Identity(**found["process"]), found["checkout"], found.get("namespace", ""))
     return None

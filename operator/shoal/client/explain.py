@@ -224,10 +224,12 @@ def _too_large(words: str) -> str:
     """What to do about a pod that asks for more than nodes have; empty if they are full, or that is not known."""
     if "nsufficient" not in words or "unschedulable" in words or not NO_NODE_EVER.search(words):
         return ""
+    if re.search(r"nsufficient \S+/", words):  # a node without a GPU says so, too: those with one may be away
+        return ""
     tolerate = ", or add tolerations for the taints of others" if "taint" in words else ""
     return (
-        "no node that it may run on has as much as it requests: lower the requests in the template, or add larger "
-        f"nodes{tolerate}"
+        "none of the nodes that are there, and that it may run on, has as much as it requests: wait for larger ones, "
+        f"or add them, or lower the requests in the template{tolerate}"
     )
 
 

@@ -161,7 +161,7 @@ def lacks(reasons: str, preemption: str = "3 Preemption is not helpful for sched
 @pytest.mark.parametrize(
     ("words", "help_"),
     [
-        (lacks("3 Insufficient memory"), "no node that it may run on has as much as it requests"),
+        (lacks("3 Insufficient memory"), "none of the nodes that are there, and that it may run on, has as much"),
         (lacks("3 Insufficient memory", "3 No preemption victims found for incoming pod"), "the nodes are full"),
         (lacks("3 Insufficient memory", "1 No preemption victims found for incoming pod, 2 Preemption is not helpful "
                "for scheduling"), "the nodes are full"),
@@ -169,7 +169,7 @@ def lacks(reasons: str, preemption: str = "3 Preemption is not helpful for sched
         (lacks("1 node(s) were unschedulable, 2 Insufficient memory"), "the nodes are full"),
         (lacks("1 node(s) had untolerated taint(s), 2 Insufficient memory"), "or add tolerations"),
         (lacks("1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }, 2 Insufficient memory"), "away"),
-        (lacks("3 Insufficient nvidia.com/gpu"), "no node that it may run on has as much as it requests"),
+        (lacks("3 Insufficient nvidia.com/gpu"), "all GPUs are taken, or no node has any: add nodes"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("told", [False, True])

@@ -18,7 +18,7 @@ from shoal.sizing.fleet.alone import Given, Solved, fits
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.traders import MOST_TRADERS, WORTH_A_TRADE, late_of, prefers, traders_of, used
 from shoal.sizing.fleet.values import FleetJob, JobPlan
-from shoal.sizing.plan.planner import exactly
+from shoal.sizing.plan.planner import exactly, plan
 from shoal.sizing.plan.switch import Switch, is_sure, switch
 from shoal.sizing.plan.together import plan_together
 
@@ -69,7 +69,9 @@ def _best(
     that are late have tried, the others trade for money: one that nothing helps would stop that for ever.
     """
     best, many, most, tried = able, len(able) > MOST_TRADERS, MOST_TRADERS, set[str]()
-    helped = {each.job.name for each in able if many and each.job.name in lost}
+    helped = {
+        each.job.name for each in able if many and (each.job.name in lost or _is_lost(each, limits, given))
+    }
     if many and not late_of(able) and (runs := _kept(able, limits, given)):
         return runs
     for _ in range(MOST_GROUPS if many else 2):
@@ -89,6 +91,16 @@ def _best(
         else:
             break
     return _kept(best, limits, given) or best
+
+
+def _is_lost(each: Solved, limits: Mapping[str, int], given: Given) -> bool:
+    """Whether a job misses its limits with all nodes, too, so that no trade helps it: as one over its budget."""
+    if each.answer.feasible:
+        return False
+    try:
+        return not plan(given.problem(each.job, limits).problem).feasible
+    except UsageError:  # it needs more nodes than there are
+        return True
 
 
 def _traded(

@@ -160,6 +160,19 @@ def test_a_job_that_no_trade_helps_keeps_no_other_from_trading_for_money(
     assert of(found, "gains") >= number // 3
 
 
+@pytest.mark.parametrize("budget", [-1.0, 0.5])
+def test_many_jobs_over_their_budgets_keep_no_other_from_trading_for_money(budget: float) -> None:
+    """More of them than a group has: one tenant made that of five small jobs."""
+    pools, jobs = cluster(24)
+    late = [
+        replace(jobs[0], name=f"late-{i}", max_workers=4, deadline_seconds=None, budget_left=budget)
+        for i in range(5)
+    ]
+    found = plan_fleet(pools, list(PROFILES.values()), [*jobs, *late]).jobs
+    assert [name for name, each in found.items() if not each.feasible] == [each.name for each in late]
+    assert of(found, "gains") >= 8
+
+
 def test_jobs_that_stay_late_cost_no_more_trades_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen groups were tried in each minute, and found nothing: a plan took ten times as long."""
     asked: list[int] = []
