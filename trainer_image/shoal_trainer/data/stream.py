@@ -36,7 +36,7 @@ LOOKED_AT = 16
 """The first batches, which show the arrays that vary in length."""
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
-PLACES = 100
+PLACES = 1000
 """With fewer batches of data, workers would meet where they begin with a whole one."""
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 OF_SAMPLES = ("Unbatch", "TFRecord", "TextLine", "FixedLengthRecord", "Csv")
@@ -85,6 +85,8 @@ class Stream(Source):
     """The first epoch of which this worker reads."""
     _length: int = field(init=False, repr=False, default=0)
     """The samples in a pass, once one has shown them."""
+    _endless: bool = field(init=False, repr=False, default=False)
+    """Whether a function was seen to return a data set without an end."""
     _cut: bool = field(init=False, repr=False, default=False)
     """Whether an evaluation was told to read a part of the data."""
 
@@ -233,16 +235,14 @@ class Stream(Source):
         place = int((slot * GOLDEN + incarnation * SILVER) % 1 * length)
         if length >= PLACES * batch_size:  # between two batches, whose rows need not be joined
             place -= place % batch_size
-        own = place + self._read
-        if self._cardinality == -1:  # such data most often repeat after an epoch
-            own %= length
-        missing = own + ((self._begins or 0) * self._counted.size if continued else 0)
+        own, before = place + self._read, (self._begins or 0) * self._counted.size if continued else 0
+        if self._endless or self._cardinality == -1:  # such data most often repeat after an epoch
+            own, before = own % length, 0 if self._read else before
+        missing = own + before
         if known := self._length or (length if self._cardinality > 0 else 0):
             missing %= known
-        for left in (
-            own,
-            0,
-        ):  # each in a time of its own: workers are apart also where that of the first is over
+        # Each in a time of its own: workers are apart also where that of the first is over.
+        for left in (own, 0):
             started = time.monotonic()
             while missing > left and time.monotonic() - started < SKIP_SECONDS:
                 missing -= count(rows.skip(min(missing, batch_size)))
@@ -265,6 +265,8 @@ class Stream(Source):
     def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:
         """A pass over the data, in elements of at most `batch_size` rows. `number`: which one it is."""
         data = connected(lambda: self._made(number), "the data")
+        if _is_dataset(data) and int(data.cardinality()) == -1:
+            self._set(_endless=True)
         return self._formed(_batches_of(data, batch_size), batch_size)
 
     def _formed(self, elements: Iterator[Any], batch_size: int) -> Iterator[Any]:
@@ -436,15 +438,15 @@ def _is_batched(dataset: Any) -> bool:
 def _has_full_batches(dataset: Any) -> bool:
     """Whether each batch of a data set is known to have a row."""
     sizes = {leaf.shape[0] for leaf in leaves(dataset.element_spec) if leaf.shape.rank}
-    return None not in sizes or _is_one_of(_maker(dataset), BATCHED)
+    return None not in sizes or _is_one_of(_maker(dataset, (*TELLING, "Map")), BATCHED)
 
 
-def _maker(dataset: Any) -> Any:
-    """The data set that made the elements of this one, as far as it is known."""
+def _maker(dataset: Any, telling: Sequence[str] = ()) -> Any:
+    """The data set that made the elements of this one, as far as it is known: the last one that is `telling`."""
     from shoal_trainer.worker.keras_internals import made_of
 
     made = dataset
-    while not _is_one_of(made, TELLING) and (inputs := made_of(made)):
+    while not _is_one_of(made, telling or TELLING) and (inputs := made_of(made)):
         made = inputs[0]
     return made
 

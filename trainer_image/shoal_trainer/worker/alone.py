@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ranges import Ranges
-from shoal_trainer.data.batch import Batch, map_leaves
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.source import Epochs, Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.inputs import check_whole
 from shoal_trainer.worker.keras_internals import batches_taken_first
 from shoal_trainer.worker.weighing import weigh_samples
 
@@ -133,7 +135,11 @@ def dataset_of(
     def rows() -> Iterator[Any]:
         try:
             for batch in iterate():
-                yield as_keras(batch)
+                element = as_keras(batch)
+                for leaf, wanted in zip(leaves(element), leaves(signature), strict=True):
+                    if isinstance(leaf, np.ndarray):
+                        check_whole(leaf, wanted)
+                yield element
         except (Exception, SystemExit) as error:
             ended.append(error)
             raise

@@ -99,7 +99,7 @@ class Hooks:
             with self._called():
                 made = self._build()
         except UserError as error:
-            raise UserError(f"{error}{self._remedy}") from error
+            raise UserError(f"{error}{self._remedy(error.__cause__)}") from error
         self._unused = [(callback, _copied(vars(callback))) for callback in made]
         self._model.history = keras.callbacks.History()  # as in Keras, the last one, which does nothing else
         self._made = [*made, self._model.history] if made else ()
@@ -128,7 +128,7 @@ class Hooks:
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
-            raise failure("A callback failed", error, self._remedy) from error
+            raise failure("A callback failed", error, self._remedy(error)) from error
         return bool(self._model.stop_training)
 
     @property
@@ -180,9 +180,12 @@ class Hooks:
         """Where callbacks are called: a process has one current folder, and nothing else runs in a rehearsal."""
         return contextlib.chdir(self._own) if self._contained else contextlib.nullcontext()
 
-    @property
-    def _remedy(self) -> str:
-        return IN_A_FOLDER if self._contained else ""
+    def _remedy(self, error: BaseException | None) -> str:
+        missing = type(error).__name__ in {
+            "FileNotFoundError",
+            "NotFoundError",
+        }  # of Python, or of TensorFlow
+        return IN_A_FOLDER if self._contained and missing else ""
 
     def _continues(self, history: Sequence[dict[str, float]]) -> bool:
         seen = self._seen

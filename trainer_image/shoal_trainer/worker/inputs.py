@@ -84,14 +84,15 @@ def described(batch: Batch) -> str:
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
     if not isinstance(leaf, np.ndarray):
         return tf.convert_to_tensor(leaf, spec.dtype)
-    dtype = spec.dtype.as_numpy_dtype
-    if leaf.dtype != dtype and leaf.dtype.kind in "iuf" and not spec.dtype.is_floating:
-        _check_whole(leaf, dtype)
+    check_whole(leaf, spec)
     return tf.constant(leaf, spec.dtype)  # with less overhead than `convert_to_tensor`
 
 
-def _check_whole(leaf: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Raise `TypeError` for numbers that integers of this dtype are not: TensorFlow would cut them off in silence."""
+def check_whole(leaf: npt.NDArray[Any], spec: tf.TensorSpec) -> None:
+    """Raise `TypeError` for numbers that integers of this type are not: TensorFlow would cut them off in silence."""
+    dtype = spec.dtype.as_numpy_dtype
+    if leaf.dtype == dtype or leaf.dtype.kind not in "iuf" or spec.dtype.is_floating:
+        return
     with np.errstate(invalid="ignore"):
         lost = leaf[leaf.astype(dtype) != leaf]
     if lost.size:

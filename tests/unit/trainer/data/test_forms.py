@@ -316,7 +316,7 @@ def test_a_worker_takes_whole_batches_wherever_its_stream_begins_or_ends(worker)
 def test_workers_of_large_data_begin_with_a_whole_batch_of_them():
     """Which is a view: at any other place each batch is copied from two."""
     for slot in range(4):
-        stream = Stream(tf.data.Dataset.range(1000).batch(8)).placed(0, (slot, 0))
+        stream = Stream(tf.data.Dataset.range(8000).batch(8)).placed(0, (slot, 0))
         first = next(stream.read(Part(0, 8), 8)).x
         assert int(first[0]) % 8 == 0
 

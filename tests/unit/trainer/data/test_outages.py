@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from shoal_trainer import Indexed, Stream, Training
 from shoal_trainer.data import stream as streams
+from shoal_trainer.data.rows import count
 from shoal_trainer.data.source import Part
 from shoal_trainer.data.stream import SKIP_SECONDS
 from shoal_trainer.errors import Unreachable
@@ -175,6 +176,39 @@ def test_after_an_outage_no_more_is_skipped_than_one_pass(monkeypatch, endless):
     began = slow.now
     assert np.array_equal(next(stream.read(Part(20, 64, 10), 4)).x, X[20:24])
     assert slow.now - began < SKIP_SECONDS
+
+
+class Watched(streams._Rows):
+    """Counts what is skipped or taken."""
+
+    read, away = 0, False
+
+    def skip(self, rows):
+        found = super().skip(rows)
+        Watched.read += count(found)
+        return found
+
+    def take(self, rows):
+        if Watched.away:
+            Watched.away = False
+            raise Unreachable("away")
+        return super().take(rows)
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["data set", "function"])
+@pytest.mark.parametrize("continued", [(), (5,)])
+def test_after_an_outage_of_endless_data_no_more_is_skipped_than_one_epoch(monkeypatch, made, continued):
+    """Nor once more what the run before has read."""
+    monkeypatch.setattr(streams, "_Rows", Watched)
+    data = tf.data.Dataset.range(64).batch(4).repeat()
+    stream = Stream((lambda: data) if made else data, samples=64).placed(0, (0, 0, *continued))
+    for epoch in range(40, 50):
+        list(stream.read(Part(0, 64, epoch), 4))
+    Watched.away, before = True, Watched.read
+    with pytest.raises(Unreachable):
+        next(stream.read(Part(0, 64, 50), 4))
+    assert int(next(stream.read(Part(0, 64, 50), 4)).x[0]) == 0
+    assert Watched.read - before <= 64 + 4
 
 
 def places(data, samples, *continued):

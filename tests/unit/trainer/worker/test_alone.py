@@ -257,6 +257,26 @@ def test_fit_leaves_a_batch_without_rows_out(sizes):
     assert steps == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_fit_leaves_out_a_batch_that_a_function_has_emptied():
+    """The number of batches was promised to Keras, whose error said nothing of the cause."""
+
+    def small(x):
+        return tf.boolean_mask(x, (x < 4) | (x > 7))
+
+    steps = []
+    dataset = tf.data.Dataset.range(12).batch(4).map(small)
+    Training(model=lambda: recorder(steps), data=dataset).fit(epochs=2, verbose=0)
+    assert steps == 2 * [[0, 1, 2, 3], [8, 9, 10, 11]]
+
+
+def test_fit_refuses_a_fraction_where_the_first_batch_has_whole_numbers():
+    """As a worker does: TensorFlow would train 0 in its place."""
+    rows = [([1, 2], 0.0)] * 4 + [([0.5, 0.25], 1.0)] * 4
+    data = Indexed.from_items(rows, lengths=[4])
+    with pytest.raises(TypeError, match=r"0\.5 cannot be int64, the type in the first batch"):
+        Training(model=lambda: recorder([]), data=data).fit(epochs=1, batch_size=1, verbose=0)
+
+
 def test_fit_trains_a_data_set_of_samples_once_in_each_epoch():
     steps = []
     dataset = tf.data.Dataset.range(70)

@@ -341,6 +341,15 @@ def test_a_rehearsed_callback_leaves_the_users_files_alone(running, tmp_path, mo
     assert [p.read_text() for p in (tmp_path / "snap.txt", tmp_path.parent / "above.txt")] == ["precious"] * 2
 
 
+def test_another_error_of_a_rehearsed_callback_says_nothing_of_folders(running):
+    hooks = running(
+        lambda: callbacks.LambdaCallback(on_epoch_end=lambda _, logs: logs["accuracy"]), contained=True
+    )
+    with pytest.raises(UserError, match="KeyError: 'accuracy'") as raised:
+        hooks.run(LOGS[:1])
+    assert "folder" not in str(raised.value)
+
+
 @pytest.mark.parametrize("when", ["made", "called"])
 def test_a_file_that_a_callback_does_not_find_says_where_to_look(model, tmp_path, monkeypatch, when):
     (tmp_path / "labels.txt").write_text("cat")
