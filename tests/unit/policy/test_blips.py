@@ -360,8 +360,36 @@ def test_nodes_that_were_heard_again_before_the_clock_was_set_back_are_no_recent
     """The loss of one was suspected for as long as that."""
     silent, ahead = [build.NOW - timedelta(minutes=5)], [build.NOW + timedelta(hours=1)] * 3
     assert suspicion(4, silent, ahead, build.NOW, None, Timers(build.NOW)) is None
+    assert suspicion(13, ahead, [], build.NOW, None, Timers(build.NOW)) is None
     moments = [build.NOW + timedelta(seconds=5)] * 3  # as of a clock that somebody sets
     assert suspicion(4, silent, moments, build.NOW, None, Timers(build.NOW)) is not None
+
+
+@pytest.mark.parametrize("name", ["safe-0", "spot-0"])
+def test_node_that_turned_unknown_before_the_clock_was_set_back_is_not_waited_for_until_then(
+    name: str,
+) -> None:
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    unknown(world, name, since=-3600)
+    world.report_age = 3600.0
+    made = of_pods(world.reconcile())
+    assert any(each.startswith("CreatePod") for each in made), made
+
+
+@pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
+def test_reboot_of_a_node_that_was_registered_again_is_one(name: str) -> None:
+    """The record was of the node before: the new boot was taken for that in which the pod began."""
+    world = running_world()
+    node, made = world.pods[name]["spec"]["nodeName"], build.stamp(world.now - timedelta(seconds=30))
+    world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": made}
+    bound = {"type": "PodScheduled", "status": "True"}
+    bound["lastTransitionTime"] = build.stamp(world.now - timedelta(seconds=20))
+    world.pods[name]["status"]["conditions"] = [bound]
+    world.reconcile()
+    world.nodes[node]["status"]["nodeInfo"]["bootID"] = "boot-2"
+    heard(world, (0, 0), (2, 0), server=False)
+    assert f"DeletePod {name}" in of_pods(world.reconcile())
 
 
 def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:

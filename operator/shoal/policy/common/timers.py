@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
+SOONEST = 0.01
+"""Seconds. Less is what is left of a sum of fractions: now and so little more may be the same time."""
+
 
 class Timers:
     """Collects the times at which something becomes due; only the earliest matters."""
@@ -13,7 +16,8 @@ class Timers:
         self._next: float | None = None
 
     def after(self, seconds: float) -> None:
-        """Plan again in this many seconds."""
+        """Plan again in this many seconds; 0: at once, after what was decided."""
+        seconds = max(seconds, SOONEST) if seconds else seconds
         self._next = seconds if self._next is None else min(self._next, seconds)
 
     def pending(self, due: datetime) -> bool:

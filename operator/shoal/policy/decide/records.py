@@ -60,6 +60,8 @@ DONE_PATIENCE = timedelta(seconds=30)
 """How long after a worker's exit code 0 the end of the job is awaited before the exit counts as early."""
 MOMENT = timedelta(seconds=5)
 """A kubelet's clock that differs by less is believed: back-off may be shorter by that."""
+UNHEARD = timedelta(minutes=2)
+"""For as long as this, a worker that the coordinator may have fenced is not taken for one at work."""
 BRIEF = timedelta(seconds=60)
 """A worker that is preempted this soon after it started is not replaced at once."""
 EXCUSABLE = frozenset(
@@ -279,14 +281,18 @@ class _Updater:
         older = self._older
         return older is not None and older.active and self._view.hears(older.place)
 
-    @property
-    def _is_spare(self) -> bool:
+    def _is_spare(self, slot: Slot) -> bool:
         """Whether the previous incarnation works where it is wanted: no successor is made, for which one could wait.
 
-        As the coordinator knows: who runs may have fenced it, and the watch of pods is behind.
+        As the coordinator knows: who runs may have fenced it, and the watch of pods is behind. Where nobody hears the
+        coordinator for long, no watch is behind for as long, and both would be paid.
         """
         older = self._older
-        if older is None or not self._view.hears(older.place):
+        if older is None:
+            return False
+        moved = slot.ended_at if slot.cause == MOVED and self._view.phase is None else None
+        for_long = moved is not None and not self._facts.timers.pending(moved + UNHEARD)
+        if not (self._view.hears(older.place) or for_long):
             return False
         return older.works and self._wanted.fits(older.slot)
 
@@ -313,7 +319,7 @@ class _Updater:
         has_run = slot.has_run or pod.running
         if not self._wanted.fits(slot):
             if has_run:
-                return TAKEN_BACK if self._is_spare else MOVED
+                return TAKEN_BACK if self._is_spare(slot) else MOVED
             return FELL_BACK if self._wanted.goes_on_demand(slot) else OUTDATED
         outdated = not has_run and self._wanted.is_outdated(pod, self._facts.timers)
         return OUTDATED if outdated else ""

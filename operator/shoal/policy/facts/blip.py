@@ -74,9 +74,7 @@ def suspicion(
         message = "the API server was away until a moment ago: nodes that are not heard are waited for"
         return Reason("ControlPlaneReturned", message)
     seconds = int(PATIENCE.total_seconds())
-    recent = _recent(silent, now)
-    # What lies ahead was heard before this clock was set back.
-    again = _recent(heard_again[: bisect.bisect_right(heard_again, now + TOLERATED)], now)
+    recent, again = _recent(silent, now), _recent(heard_again, now)
     if silent and FEWEST <= len(silent) + again > NEARLY_ALL * nodes:
         what = f"in the last {seconds} s nearly no node was heard all the time"
     elif recent >= FEWEST and recent > SHARE * nodes:
@@ -89,4 +87,5 @@ def suspicion(
 
 
 def _recent(changes: Sequence[datetime], now: datetime) -> int:
-    return len(changes) - bisect.bisect_right(changes, now - PATIENCE)
+    """How many of them were a moment ago. What lies ahead was before this clock was set back."""
+    return bisect.bisect_right(changes, now + TOLERATED) - bisect.bisect_right(changes, now - PATIENCE)

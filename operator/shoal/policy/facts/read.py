@@ -282,6 +282,8 @@ class _Reader:
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
             slot = _bound(slot, node_name, node)
+        if node and slot.machine and node.is_machine(slot.machine) and not node.has_uid(slot.machine):
+            slot = slot.model_copy(update={"machine": node.machine})  # it was registered again
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)
@@ -343,6 +345,8 @@ class _Reader:
         since, bound = signal.since, self._bound_at(pod)
         if self._is_old(signal, pod):
             return None
+        if since is not None and since > self.seen.now + TOLERATED:
+            since = None  # before this clock was set back
         if since is not None and bound is not None and bound > since:
             since = bound
         if self.suspected is None:
