@@ -441,12 +441,12 @@ def _has_full_batches(dataset: Any) -> bool:
     return None not in sizes or _is_one_of(_maker(dataset, (*TELLING, "Map")), BATCHED)
 
 
-def _maker(dataset: Any, telling: Sequence[str] = ()) -> Any:
+def _maker(dataset: Any, telling: Sequence[str] = TELLING) -> Any:
     """The data set that made the elements of this one, as far as it is known: the last one that is `telling`."""
     from shoal_trainer.worker.keras_internals import made_of
 
     made = dataset
-    while not _is_one_of(made, telling or TELLING) and (inputs := made_of(made)):
+    while not _is_one_of(made, telling) and (inputs := made_of(made)):
         made = inputs[0]
     return made
 

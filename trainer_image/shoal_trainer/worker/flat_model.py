@@ -151,9 +151,9 @@ class FlatModel:
         self._function: Any = None
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
+        """By the shapes of a batch."""
         self._functions = list[Any]()
         """What was traced: TensorFlow holds the variables of a trace weakly, and some are of the step alone."""
-        """By the shapes of a batch."""
         self._copies: dict[tuple[str, int], Any] = {}
         """See `SeveralDevices`."""
         self._overflows = 0

@@ -277,6 +277,13 @@ def test_fit_refuses_a_fraction_where_the_first_batch_has_whole_numbers():
         Training(model=lambda: recorder([]), data=data).fit(epochs=1, batch_size=1, verbose=0)
 
 
+def test_fit_names_the_parts_of_a_batch_that_has_others():
+    x = np.ones((4, 3), np.float32)
+    data = Stream(lambda: iter([(x, x, x[:, 0]), (x, x)]), samples=8)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="did not match the expected structure"):
+        Training(model=lambda: recorder([]), data=data).fit(epochs=1, batch_size=4, verbose=0)
+
+
 def test_fit_trains_a_data_set_of_samples_once_in_each_epoch():
     steps = []
     dataset = tf.data.Dataset.range(70)
