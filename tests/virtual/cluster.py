@@ -16,6 +16,8 @@ from tests.virtual.server import ApiServer, Json, Key
 
 STEP_SECONDS = 0.5
 UNHEARD_SECONDS = 40.0
+MONITOR_SECONDS = 5.0
+"""How often the node lifecycle controller takes its taint from nodes that are heard again."""
 """After so long without a word of its kubelet a node is Unknown."""
 DEFAULT_TOLERATION_SECONDS = 300.0
 """What the API server gives a pod that says nothing of nodes that are not heard (DefaultTolerationSeconds)."""
@@ -39,6 +41,8 @@ class Machine:
     leaves_at: float | None = None
     """A notice was given: power off at this time."""
     unheard_since: float | None = None
+    tainted: bool = False
+    """As one that is not heard."""
     pool: str = ""
     idle_since: float | None = None
     bought_at: float = 0.0
@@ -167,9 +171,8 @@ class Cluster:
         machine.connected = True
         if machine.powered:
             machine.unheard_since = None
-            if machine.leaves_at is None:
+            if machine.leaves_at is None:  # its taint stays until the node lifecycle controller looks again
                 self._conditions(machine, [_ready("True")])
-                self._taints(machine, list(machine.taints))
 
     def crash(self, process: Process, code: int, message: str = "") -> None:
         """The container ends by itself."""
@@ -209,7 +212,11 @@ class Cluster:
     def _machines(self) -> None:
         unheard = [m for m in self.machines.values() if m.unheard_since is not None]
         everywhere = len(unheard) > 0.55 * len(self.machines)
+        looks = now() % MONITOR_SECONDS < STEP_SECONDS
         for machine in list(self.machines.values()):
+            if looks and machine.tainted and machine.unheard_since is None:
+                machine.tainted = False
+                self._taints(machine, list(machine.taints))
             if machine.leaves_at is not None and machine.powered and now() >= machine.leaves_at:
                 machine.powered = False
                 machine.unheard_since = now()
@@ -239,6 +246,7 @@ class Cluster:
         node = self.server.get("nodes", machine.name)
         if node and not any(t["key"] == taint["key"] for t in node["spec"]["taints"]):
             self._taints(machine, [*node["spec"]["taints"], {**taint, "timeAdded": stamp()}])
+            machine.tainted = True
         for process in self._on(machine):
             pod = self.server.objects.get(process.pod)
             if pod is None or pod["metadata"]["uid"] != process.uid or "deletionTimestamp" in pod["metadata"]:

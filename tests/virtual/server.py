@@ -313,6 +313,7 @@ class Client:
         content_type: str = "application/json",
         timeout: float = 30.0,
         urgent: bool = False,
+        leaves: Callable[[], object] = lambda: None,
     ) -> Answer:
         try:
             async with asyncio.timeout(timeout):
@@ -320,6 +321,7 @@ class Client:
                 if self.hangs:  # the process would not have come so far
                     await self._awake()
                     raise Unavailable("connection reset")
+                leaves()
                 self._alive()
                 await self.faults.before(self, method, path)
                 self._alive()

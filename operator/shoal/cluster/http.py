@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
 from urllib.parse import urlencode
@@ -121,7 +121,9 @@ class HttpTransport:
         headers = {"Accept": JSON}
         if (token := await server.bearer()) is not None:
             headers["Authorization"] = f"Bearer {token}"
-        body: Any = options.get("body")
+        body, leaves = options.get("body"), options.get("leaves")
+        if body is None and leaves:
+            body = {}  # of a DELETE: its bytes are what is looked at as they leave
         if body is not None:
             headers["Content-Type"] = options.get("content_type", JSON)
         query = options.get("query")
@@ -129,7 +131,7 @@ class HttpTransport:
         return await self._session(kept).request(
             method,
             URL(url, encoded=True),
-            data=None if body is None else to_json(body),
+            data=None if body is None else _Body(to_json(body), leaves),
             headers=headers,
             timeout=timeout,
             proxy=server.proxy,
@@ -145,6 +147,22 @@ class HttpTransport:
                 False: _open(tls, max(1, self._surplus), SURPLUS_SECONDS),
             }
         return self._opened[kept]
+
+
+class _Body(aiohttp.BytesPayload):
+    """A body that may still be kept back as it leaves, and the headers with it: see `Options.leaves`."""
+
+    def __init__(self, content: bytes, leaves: Callable[[], object] | None) -> None:
+        super().__init__(content)
+        self._leaves = leaves
+
+    async def write_with_length(
+        self, writer: aiohttp.abc.AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        """See `aiohttp.Payload`."""
+        if self._leaves:
+            self._leaves()
+        await super().write_with_length(writer, content_length)
 
 
 def _open(tls: ssl.SSLContext, connections: int, keep_seconds: float) -> aiohttp.ClientSession:

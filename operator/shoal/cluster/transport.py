@@ -33,6 +33,8 @@ class Options(TypedDict, total=False):
     """Seconds. Default: `TIMEOUT_SECONDS`."""
     urgent: bool
     """It goes before others where there is a limit."""
+    leaves: Callable[[], object]
+    """Called as the bytes leave: what it raises keeps them back."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class Fenced(Wrapper):
     """A transport whose writes end before the Lease does, so that none reaches the server after it.
 
     `seconds_left` raises `LeaseLost` once writes may not be sent. A write that waits for a connection, or for its
-    answer, is given up when the seconds are over and the Lease was not renewed meanwhile.
+    answer, is given up when the seconds are over and the Lease was not renewed meanwhile. It asks again as its bytes
+    leave: in a process that was stopped, what was in hand goes on before any timer tells that the seconds are over.
     """
 
     def __init__(self, inner: Transport, seconds_left: Callable[[], float]) -> None:
@@ -151,6 +154,7 @@ class Fenced(Wrapper):
         if method == "GET":
             return await super().request(method, path, **options)
         left = self._seconds_left()
+        options["leaves"] = self._seconds_left
         try:
             async with asyncio.timeout(None) as limit:
                 fence = _Fence(limit, self._seconds_left, left)

@@ -27,9 +27,9 @@ from shoal.cluster import server as servers
 from shoal.cluster.http import ANSWER_BYTES, CONNECTIONS, KEPT_OPEN, LONGEST_RETRY_AFTER, HttpTransport
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
-from shoal.cluster.transport import APPLY_PATCH, StreamRefused
+from shoal.cluster.transport import APPLY_PATCH, Fenced, StreamRefused
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
-from shoal.errors import TooLong, Unavailable, UsageError
+from shoal.errors import LeaseLost, TooLong, Unavailable, UsageError
 from shoal.process.life import TLS_BUFFER
 from shoal_trainer.security import Credentials
 from tests.meanwhile import during
@@ -516,3 +516,28 @@ async def test_a_kubeconfig_is_read_with_its_token_and_names(tmp_path: Path) -> 
     found = await find({}, kubeconfig=path)
     assert (found.url, found.verify, found.server_name) == ("https://127.0.0.1:6443", False, "kube")
     assert await found.bearer() == "abc"
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("looks", [1, 2])
+async def test_write_that_is_held_up_until_the_lease_has_ended_is_not_sent(method: str, looks: int) -> None:
+    """As a process is stopped after it looked, and wakes: what it had in hand goes before its timers."""
+    sent: list[str] = []
+    left = iter([10.0])
+
+    def seconds_left() -> float:
+        if (seconds := next(left, 0.0)) <= 0:
+            raise LeaseLost("it has ended")
+        return seconds
+
+    def answer(request: web.Request) -> web.Response:
+        sent.append(request.method)
+        return web.json_response({})
+
+    async with serving(answer) as transport:
+        for _ in range(looks):  # the second one has a connection
+            left = iter([10.0])
+            with pytest.raises(Unavailable, match="it has ended"):
+                await Fenced(transport, seconds_left).request(method, "/x")
+            await transport.request("GET", "/y")
+    assert sent == ["GET"] * looks

@@ -46,10 +46,13 @@ def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
     [
         ({"ready": "False", "message": "node is shutting down"}, "NodeShutdown", Meaning.LEAVING),
         ({"ready": "Unknown"}, "NodeLost", Meaning.UNREACHABLE),
-        (taint("node.kubernetes.io/unreachable", "NoExecute"), "NodeLost", Meaning.UNREACHABLE),
         (taint("node.kubernetes.io/out-of-service", "NoExecute"), "NodeLost", Meaning.LOST),
         (taint("node.cloudprovider.kubernetes.io/shutdown"), "NodeLost", Meaning.LOST),
-        (taint("node.kubernetes.io/not-ready", "NoExecute"), "NodeNotReady", Meaning.UNREACHABLE),
+        (
+            {"ready": "False", **taint("node.kubernetes.io/not-ready", "NoExecute")},
+            "NodeNotReady",
+            Meaning.UNREACHABLE,
+        ),
         (taint("cloud.google.com/impending-node-termination"), "ImpendingNodeTermination", Meaning.LEAVING),
         (taint("karpenter.sh/disrupted"), "NodeDisrupted", Meaning.LEAVING),
         (taint("aws-node-termination-handler/spot-itn"), "SpotInterruption", Meaning.LEAVING),
@@ -88,6 +91,8 @@ def test_node_signals(how: dict[str, Any], reason: str, meaning: Meaning) -> Non
         {"boot": ""},
         {"uid": "another"},  # registered again: a boot is of one machine
         {"ready": "False", "message": "container runtime is down"},
+        taint("node.kubernetes.io/unreachable", "NoExecute"),  # it is heard again: these go a while later
+        taint("node.kubernetes.io/not-ready", "NoExecute"),
         taint("node.kubernetes.io/unschedulable"),
         taint("kubernetes.azure.com/scalesetpriority"),
         taint("nvidia.com/gpu"),

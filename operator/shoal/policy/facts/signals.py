@@ -54,8 +54,7 @@ NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
 NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
 
 TAINTS: dict[str, Signal] = {
-    # Kubernetes itself
-    "node.kubernetes.io/unreachable": NODE_LOST,
+    # Kubernetes itself. Not `unreachable`: it says that the node is Unknown, and goes up to 5 s later
     "node.kubernetes.io/out-of-service": NODE_GONE,
     "node.cloudprovider.kubernetes.io/shutdown": NODE_GONE,
     # Google Kubernetes Engine, and its former termination handler
@@ -135,10 +134,11 @@ def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]
     when its node is cordoned, which every drain does first; a worker stays until it is evicted. A pod that tolerates a
     taint that only keeps others away could be scheduled onto the same node again.
     """
-    signals, shuts_down = [], any(map(_shuts_down, node.status.conditions))
+    signals, ready = [], node.condition("Ready")
+    unready = ready is not None and ready.status == "False" and not _shuts_down(ready)
     for taint in node.spec.taints:
         found = TAINTS.get(taint.key)
-        if taint.key == _NOT_READY and taint.effect == "NoExecute" and not shuts_down:
+        if taint.key == _NOT_READY and taint.effect == "NoExecute" and unready:
             found = NODE_NOT_READY
         elif taint.key == _CORDONED and role == "ps":
             found = Signal("NodeCordoned", Meaning.LEAVING)
