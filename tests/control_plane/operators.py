@@ -37,8 +37,11 @@ INSTALL_KEY = bytes(range(32))
 QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
 """For tests of takeover. On a busy machine, shorter times would lose the Lease for no reason."""
 
-KNOWN_ENDS = {0: "", -signal.SIGKILL: "", 1: "the operator stopped: |shoal-operator: "}
-"""Exit codes of a process under faults, and what it says then: that the Lease was lost, or no API server answers."""
+KNOWN_ENDS = {
+    0: "", -signal.SIGKILL: "", -signal.SIGTERM: r"\A\Z", 1: "the operator stopped: |shoal-operator: "
+}  # fmt: skip
+"""Exit codes of a process under faults, and what it says then: that the Lease was lost, or no API server answers. One
+that is stopped while Python starts has said nothing, and nobody listens for the signal yet."""
 UNEXPECTED = re.compile(r"ERROR +shoal[^\n]*\nTraceback.*", re.DOTALL)
 """What is logged of an error that nobody expected. That of kopf's ends nothing."""
 CRASH_WORDS = 4000
