@@ -165,9 +165,7 @@ def model(client: Client, *, name: str, folder: Path) -> None:
 def delete(client: Client, *, name: str, yes: bool) -> None:
     """Delete a job and its pods. What is in the storage stays."""
     job = client.job(name)
-    question = (
-        f"delete {name} in {job.namespace}, which is {job.seen.status.phase or 'new'}? (--yes does not ask)"
-    )
+    question = f"delete {name} in {job.namespace}, which is {plain(job.phase)}? (--yes does not ask)"
     if not yes:
         click.confirm(question, abort=True)
     job.delete()

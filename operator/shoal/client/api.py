@@ -257,6 +257,18 @@ def read_as(kind: type[Kind], manifest: Json) -> Kind:
         ) from error
 
 
+def without_unknown_status(kind: type[Kind], manifest: Json) -> Json:
+    """An object without the fields of its status that have a value that `kind` does not know: nobody can correct it."""
+    try:
+        kind.model_validate(manifest, extra="ignore")
+    except ValidationError as error:
+        wrong = [each["loc"] for each in error.errors() if each["loc"][:1] == ("status",)]
+        status = {} if ("status",) in wrong else manifest.get("status", {})
+        names = {name for _, name, *_ in wrong} if status else set()
+        return {**manifest, "status": {name: value for name, value in status.items() if name not in names}}
+    return manifest
+
+
 def refusal(status: int, body: bytes, path: str) -> ClusterError:
     """The error for an answer of the API server, with its words."""
     try:

@@ -119,7 +119,7 @@ class Client:
         self._must_have_pools(made)
         if made.archive is not None:
             store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
-        job, created = Job(self.api, made.name), None
+        mine, created = Job(self.api, made.name).path, None
         try:
             (jobs, _), *code = self._objects(made)
             created = self._create(jobs, made.job)
@@ -131,7 +131,7 @@ class Client:
             if created is None and not isinstance(error, KeyboardInterrupt):
                 raise
             try:
-                self.api.delete(job.path, created["metadata"]["uid"] if created is not None else None)
+                self.api.delete(mine, created["metadata"]["uid"] if created is not None else None)
             except (ClusterError, KeyboardInterrupt) as kept:
                 if isinstance(kept, (NotFound, Refused)) and not isinstance(kept, Forbidden):
                     raise error from None  # it is gone; what has its name now is another one
@@ -140,7 +140,7 @@ class Client:
                     raise type(error)(f"{str(error).rstrip('.')}. {left}") from error
                 log.warning(left)
             raise
-        return job
+        return Job(self.api, made.name, manifest=created)
 
     def _create(self, path: str, manifest: Json) -> Json:
         """Create an object of a new name. Where the answer is lost, what is there says whether it was created."""
@@ -210,7 +210,7 @@ class Client:
         """One job. Raises NotFound, and names similar ones."""
         job = Job(self.api, name)
         try:
-            job.refresh()
+            job.read()  # what cannot be understood of it is told to who needs it
         except NotFound as error:
             try:
                 known = self.names()

@@ -15,7 +15,7 @@ from shoal.api.base import API_VERSION, Condition
 from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, PHASES, Phase, TrainingJobStatus
-from shoal.client.api import Api, Json, read_as
+from shoal.client.api import Api, Json, read_as, without_unknown_status
 from shoal.client.explain import why_pending
 from shoal.client.history import History
 from shoal.client.model_files import download, load
@@ -30,6 +30,8 @@ WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
 ONWARD: tuple[Phase, ...] = ("Pending", "Starting", "Running", "Succeeded")
 """The phases of a job that all goes well with: in a later one, it was in those before."""
+FINISHED: tuple[Phase, ...] = ("Succeeded", "Failed")
+"""The phases of a job that does not change any more."""
 LOOK_SECONDS = 1.0
 """Between two looks at the pod whose log is waited for."""
 LONGEST_PAUSE = 30.0
@@ -43,23 +45,28 @@ class JobFailed(ShoalError):
 class Job:
     """A job by name. It need not exist yet."""
 
-    def __init__(self, api: Api, name: str, namespace: str | None = None) -> None:
+    def __init__(
+        self, api: Api, name: str, namespace: str | None = None, *, manifest: Json | None = None
+    ) -> None:
         if not name:
             raise UsageError("the job's name is empty: shoal list shows those that there are")
         self._api, self.name = api, name
         self.namespace = namespace or api.namespace
+        self._manifest = manifest
+        """As it was last read: what needs no more of it can be done with a job that is not understood."""
         self._seen: TrainingJob | None = None
+        self._told = ""
 
     @classmethod
     def of(cls, api: Api, manifest: Json) -> Job:
         """A job that was read already."""
-        job = cls(api, manifest["metadata"]["name"], manifest["metadata"]["namespace"])
+        metadata = manifest["metadata"]
+        job = cls(api, metadata["name"], metadata["namespace"], manifest=manifest)
         job._seen = read_as(TrainingJob, manifest)
         return job
 
     def __repr__(self) -> str:
-        status = self._seen.status if self._seen else None
-        return f"<Job {self.namespace}/{self.name} {(status.phase or 'new') if status else 'not read yet'}>"
+        return f"<Job {self.namespace}/{self.name} {self.phase if self._manifest else 'not read yet'}>"
 
     @property
     def path(self) -> str:
@@ -68,15 +75,36 @@ class Job:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
+    def read(self) -> Json:
+        """Its manifest as it is now. Raises NotFound."""
+        self._manifest, self._seen = self._api.get(self.path), None
+        return self._manifest
+
     def refresh(self) -> TrainingJob:
         """The TrainingJob as it is now. Raises NotFound."""
-        self._seen = read_as(TrainingJob, self._api.get(self.path))
-        return self._seen
+        return self._understood(self.read())
 
     @property
     def seen(self) -> TrainingJob:
         """As it was last read; read now if it never was."""
-        return self._seen or self.refresh()
+        return self._seen or self._understood(self._manifest or self.read())
+
+    @property
+    def phase(self) -> str:
+        """That it was last read with, also where nothing else of it is understood; `new` without one."""
+        return _status(self._manifest or self.read()).get("phase") or "new"
+
+    def _understood(self, manifest: Json) -> TrainingJob:
+        """What was read, without those values of its status that only a newer version knows; that is logged once."""
+        self._manifest = manifest
+        try:
+            self._seen = read_as(TrainingJob, manifest)
+        except UsageError as error:
+            self._seen = read_as(TrainingJob, without_unknown_status(TrainingJob, manifest))
+            if (words := str(error)) != self._told:
+                log.warning("%s. It is left out.", words)
+            self._told = words
+        return self._seen
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -86,9 +114,9 @@ class Job:
     def pods(self) -> list[Json]:
         """Its pods that exist; not those of an earlier job of its name, which may end for long."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        found = self._api.list(path, labelSelector=f"{JOB_UID}={self.seen.metadata.uid}")
+        found = self._api.list(path, labelSelector=f"{JOB_UID}={_uid(self._manifest or self.read())}")
         if not found:  # it may have been deleted and submitted again since it was seen
-            found = self._api.list(path, labelSelector=f"{JOB_UID}={self.refresh().metadata.uid}")
+            found = self._api.list(path, labelSelector=f"{JOB_UID}={_uid(self.read())}")
         return found
 
     def events(self) -> list[Json]:
@@ -143,7 +171,7 @@ class Job:
                 return
             for changed in self._changes(before, min(WATCH_SECONDS, end - start)):
                 before = changed.metadata.resource_version
-                self._seen, shown = changed, clock()
+                shown = clock()
                 yield changed
                 if changed.status.finished or clock() >= end:
                     return
@@ -325,7 +353,7 @@ class Job:
         Raises:
             UsageError: the job is finished, or in mode Auto, where Shoal chooses the number.
         """
-        if self._unfinished().spec.elasticity.mode == "Auto":
+        if (self._unfinished()["spec"].get("elasticity") or {}).get("mode") == "Auto":
             raise UsageError(
                 f"Shoal chooses how many workers {self.name} has (elasticity.mode Auto), between workers.minReplicas "
                 "and workers.maxReplicas: change these, or the mode to Manual"
@@ -342,19 +370,23 @@ class Job:
         self._unfinished()
         self._api.patch(self.path, {"spec": {"suspend": False}})
 
-    def _unfinished(self) -> TrainingJob:
+    def _unfinished(self) -> Json:
         """The job as it is now. Raises UsageError if it is finished, and nothing can change it any more."""
-        job = self.refresh()
-        if job.status.finished:
+        manifest = self.read()
+        if self.phase in FINISHED:
             raise UsageError(
-                f"{self.name} has {job.status.phase.lower()}: a finished job does not change. A new one with "
+                f"{self.name} has {self.phase.lower()}: a finished job does not change. A new one with "
                 "training.initialFrom (initial_from=…, --initial-from) continues from its snapshots"
             )
-        return job
+        return manifest
 
     def delete(self) -> None:
-        """Delete the job and its pods. What is in the storage stays."""
-        self._api.delete(self.path)
+        """Delete the job and its pods. What is in the storage stays.
+
+        Raises:
+            Refused: another job has its name since it was last read.
+        """
+        self._api.delete(self.path, _uid(self._manifest) if self._manifest else None)
 
     def _changes(self, version: str, seconds: float) -> Iterator[TrainingJob]:
         query = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}
@@ -362,12 +394,16 @@ class Job:
         lines = self._api.lines(self.path.rpartition("/")[0], query, seconds=seconds)
         try:
             for line in lines:
-                event = json.loads(line)
-                if event["type"] == "DELETED":
+                try:
+                    event = json.loads(line)
+                    kind, changed = event["type"], event["object"]
+                except (ValueError, KeyError, TypeError):
+                    return  # a proxy keeps a stream alive with blank lines, or cuts it within one: it is asked again
+                if kind == "DELETED":
                     raise NotFound(f"{self.name} was deleted")
-                if event["type"] == "ERROR":
+                if kind not in {"ADDED", "MODIFIED"}:
                     return
-                yield read_as(TrainingJob, event["object"])
+                yield self._understood(changed)
         except Unavailable:
             return
 
@@ -381,6 +417,15 @@ def _for_a_person(status: TrainingJobStatus) -> Condition | None:
     """The condition of an unfinished job that does not pass by itself, if there is one."""
     found = (status.condition(kind) for kind in ("Stalled", "Degraded"))
     return next((c for c in found if c is not None and c.status == "True" and c.reason not in PASSES), None)
+
+
+def _uid(job: Json) -> str:
+    uid: str = job["metadata"]["uid"]
+    return uid
+
+
+def _status(job: Json) -> Json:
+    return job.get("status") or {}
 
 
 def _place(pod: Json) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from shoal.api.training_job import TrainingJob
 from shoal.client.job import WATCH_SECONDS, Job, JobFailed
-from shoal.errors import NotFound, Unavailable, UsageError
+from shoal.errors import NotFound, Refused, Unavailable, UsageError
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from tests.unit.client.fake_api import FakeApi, client_of
 from tests.unit.policy.build import NOW, job_manifest, pod_manifest, stamp
@@ -161,7 +161,7 @@ def test_a_job_that_cannot_be_read_takes_the_list_from_nobody(
     assert "cannot read trainingjobs team/other: spec.workers.capacity" in said
     assert "correct it, or, if the cluster's Shoal is newer, upgrade this one" in said
     with pytest.raises(UsageError, match=r"trainingjobs team/other: spec.workers.capacity.*upgrade"):
-        client.job("other")
+        client.job("other").refresh()
 
 
 @given(
@@ -478,3 +478,78 @@ def test_who_waits_is_told_that_nobody_works(api: FakeApi, caplog: pytest.LogCap
     api.changes = [manifest("Succeeded", "2")]
     Job.of(api, api.objects[PATH]).wait()
     assert caplog.text.count("waits for somebody: no step is known for 1h00m") == 1
+
+
+def test_another_job_that_has_the_name_by_now_is_not_deleted(api: FakeApi) -> None:
+    """A question about the old one may stand for minutes, and an object of a notebook for days."""
+    mine = client_of(api).job("digits")
+    again = manifest("Running", "2")
+    api.objects[PATH] = again | {"metadata": again["metadata"] | {"uid": "of-a-colleague"}}
+    with pytest.raises(Refused, match="UID"):
+        mine.delete()
+    assert PATH in api.objects
+
+
+NEWER: list[dict[str, Any]] = [
+    {"phase": "Resharding"},
+    {"slots": [{"role": "router", "index": 0, "incarnation": 0, "state": "Running"}]},
+    {"parameterServers": {"ready": "many"}},
+]
+
+
+def newer(api: FakeApi, status: dict[str, Any], **spec: Any) -> None:
+    made = manifest("Running", "1")
+    api.objects[PATH] = made | {"spec": made["spec"] | spec, "status": made["status"] | status}
+
+
+def test_values_of_a_status_that_only_a_newer_version_knows_are_left_out(
+    with_logs: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can correct a status; the end of the job is known by its conditions all the same."""
+    newer(with_logs, {"phase": "Resharding", "training": {"step": 7}})
+    job = client_of(with_logs).job("digits")
+    assert (job.status.phase, job.status.training.step, job.phase) == ("", 7, "Resharding")
+    assert list(job.logs()) == ["digits-ps-0-0 now"]
+    with_logs.changes = [manifest("Running", "2"), manifest("Succeeded", "3")]
+    assert job.wait().phase == "Succeeded"
+    [said] = caplog.messages
+    assert "status.phase" in said
+
+
+@pytest.mark.parametrize("status", NEWER)
+@pytest.mark.parametrize("spec", [{}, {"workers": {"replicas": 3, "capacity": "Reserved"}}])
+def test_a_job_that_is_not_understood_can_be_stopped(
+    api: FakeApi, status: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    newer(api, status, **spec)
+    job = client_of(api).job("digits")
+    job.scale(0)
+    job.suspend()
+    assert api.patches == [{"spec": {"workers": {"replicas": 0}}}, {"spec": {"suspend": True}}]
+    job.delete()
+    assert PATH not in api.objects
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        '{"type":"MODIFIED","obj',
+        '{"type":"BOOKMARK","object":{"kind":"TrainingJob","metadata":{"resourceVersion":"9"}}}',
+        "[]",
+    ],
+)
+def test_a_line_of_a_watch_that_tells_nothing_ends_it_and_no_wait(api: FakeApi, line: str) -> None:
+    """A proxy keeps a stream alive with blank lines, or cuts it within a line."""
+
+    def told(path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        del path, query, seconds
+        yield line
+        raise AssertionError("it is read on")
+
+    def sleep(_seconds: float) -> None:
+        api.objects[PATH] = manifest("Succeeded", "2")
+
+    api.lines = told  # type: ignore[method-assign]
+    seen = [each.status.phase for each in Job(api, "digits").watch(sleep=sleep, clock=lambda: 0.0)]
+    assert seen == ["Running", "Succeeded"]
