@@ -1,7 +1,8 @@
 """The exported model: its files from the object store, or from a volume of the cluster.
 
 Its manifest says which files it has, and their digests: what else lies beside them, of an export that was not the last
-or of a killed server, is not taken, and what does not arrive as it was exported is an error.
+or of a killed server, is not taken, and what does not arrive as it was exported is an error. When all have arrived,
+they replace those of an earlier model, and never somebody else's manifest.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def copy(read: Read, uri: str, target: Path, digest: str | None) -> None:
     """Copy what the manifest of the model in `uri` names. `digest`: of the model, as its job has it.
 
     Raises:
-        UsageError: the files cannot be written here.
+        UsageError: the files cannot be written here, or would replace what is not of a model.
         Unavailable: it is of another model, or a file did not arrive as the job exported it.
     """
     written = b"".join(read(MANIFEST))
@@ -64,30 +65,53 @@ def copy(read: Read, uri: str, target: Path, digest: str | None) -> None:
         raise Unavailable(f"{uri}/{MANIFEST} is not of a model: {error!r}") from error
     if theirs != digest:
         raise Unavailable(f"{uri}/{MANIFEST} is of another model than this job's")
-    for name, sha256 in files:
+    for name, _ in files:
         if name.is_absolute() or ".." in name.parts:
             raise Unavailable(f"the model has a file {name}, which lies outside of it")
-        with _file(target / name) as here:
-            if _write(read(str(name)), here) != sha256:
-                raise Unavailable(
-                    f"{name} did not arrive as the job exported it: try again; if that does not help, it was changed "
-                    f"in {uri}"
-                )
-    with _file(target / MANIFEST) as here:
-        _write([written], here)
+    _must_be_of_a_model(target / MANIFEST)
+    with _below(target) as new:
+        for name, sha256 in files:
+            with _writing(target / name):
+                if _write(read(str(name)), new / name) != sha256:
+                    raise Unavailable(
+                        f"{name} did not arrive as the job exported it: try again; if that does not help, it was "
+                        f"changed in {uri}"
+                    )
+        with _writing(target / MANIFEST):
+            _write([written], new / MANIFEST)
+        for here in (*(target / name for name, _ in files), target / MANIFEST):
+            with _writing(here):
+                here.parent.mkdir(parents=True, exist_ok=True)
+                (new / here.relative_to(target)).replace(here)
+
+
+def _must_be_of_a_model(manifest: Path) -> None:
+    """Raise UsageError if somebody else's file has the manifest's name."""
+    try:
+        json.loads(manifest.read_bytes())["outcome"]["modelDigest"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{manifest} is not of a model: choose another folder") from error
 
 
 @contextlib.contextmanager
-def _file(here: Path) -> Iterator[Path]:
-    """A file that is removed if it is not written to its end."""
+def _below(target: Path) -> Iterator[Path]:
+    """A folder for files on the way, from which they are renamed; it is deleted."""
+    with _writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=".shoal-", dir=target, ignore_cleanup_errors=True)
+    with folder as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _writing(here: Path) -> Iterator[None]:
+    """What keeps this file from being written is the user's to mend."""
     try:
-        yield here
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            here.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"cannot write {here}: {error.strerror or error}") from error
-        raise
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {here}: {error.strerror or error}") from error
 
 
 def _write(chunks: Iterable[bytes], here: Path) -> str:

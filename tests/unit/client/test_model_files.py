@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -108,6 +108,8 @@ def test_a_full_disk_here_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def opened(path: Path, mode: str = "r", *args: object) -> io.BytesIO:
+        if mode == "rb":
+            raise FileNotFoundError
         assert (path.name, mode) == ("model", "wb")
         return Full()
 
@@ -329,3 +331,42 @@ def test_a_copy_that_broke_is_told_where_its_pod_is_gone(tmp_path: Path) -> None
     api.run = Mock(side_effect=Unavailable("the connection to the pod x broke"))  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="broke"):
         download(URI, tmp_path / "here", job, api)
+
+
+def exported(model: bytes) -> dict[str, bytes]:
+    """The files of a model, by name, with their manifest."""
+    files = {"model.keras": model, "weights/0": b"of " + model}
+    listed = [{"name": name, "sha256": hashlib.sha256(each).hexdigest()} for name, each in files.items()]
+    return files | {"manifest.json": json.dumps({"outcome": {"modelDigest": "d"}, "files": listed}).encode()}
+
+
+@pytest.mark.parametrize("breaks", ["model.keras", "weights/0"])
+def test_a_model_that_does_not_arrive_leaves_the_one_that_is_there(tmp_path: Path, breaks: str) -> None:
+    """No mixture of both, either, which nothing would tell; then the new one replaces it, and nothing else."""
+    old, new = exported(b"yesterday's"), exported(b"today's")
+
+    def read(name: str) -> Iterator[bytes]:
+        yield new[name][:2]
+        if name == breaks:
+            raise Unavailable("the connection to the pod broke")
+        yield new[name][2:]
+
+    (tmp_path / "notes").write_bytes(b"mine")
+    copy(lambda name: [old[name]], "s3://b/m", tmp_path, "d")
+    with pytest.raises(Unavailable, match="broke"):
+        copy(read, "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == old | {"notes": b"mine"}
+    copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == new | {"notes": b"mine"}
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        {*new, "notes", "weights"} - {"weights/0"}
+    )
+
+
+@pytest.mark.parametrize("theirs", ['{"name": "a web page"}', '{"outcome": {}}', "[]", "no JSON"])
+def test_a_manifest_of_something_else_is_not_replaced(tmp_path: Path, theirs: str) -> None:
+    """A common name: a web page's project has one."""
+    (tmp_path / "manifest.json").write_text(theirs)
+    with pytest.raises(UsageError, match=r"manifest.json is not of a model: choose another folder"):
+        copy(lambda name: [exported(b"new")[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == {"manifest.json": theirs.encode()}
