@@ -92,11 +92,14 @@ class _Lazy(click.Group):
 
 
 def _fault(error: Exception) -> click.ClickException:
-    """What is told of an exception that nobody expected: of a file as a mistake, else as a fault of Shoal."""
+    """What is told of an exception that nobody expected: of the system as a mistake, else as a fault of Shoal."""
     from shoal.cli.cluster import FAULT, Exit
 
-    if isinstance(error, OSError) and error.filename is not None:
-        return Exit(f"{error.filename}: {error.strerror}", 2)
+    if isinstance(error, OSError) and error.strerror:
+        where = (
+            f"{error.filename}: " if error.filename is not None else ""
+        )  # a full disk behind stdout has none
+        return Exit(f"{where}{error.strerror}", 2)
     words = " ".join(f"{type(error).__name__}: {error}".split())
     return Exit(f"a fault of shoal itself: {words}. SHOAL_TRACEBACK=1 shows where: please report that", FAULT)
 

@@ -114,7 +114,8 @@ def console() -> Console:
     """Where tables are printed: as wide as the terminal; in files and pipes wide enough for whole lines."""
     from shoal.client.view import plain_console
 
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    # Where it is closed, Python has none.
+    piped = sys.stdout is not None and not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return plain_console(WIDE if piped else None)
 
 

@@ -22,7 +22,9 @@ class _Readable(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    # In a block, parsers of YAML 1.1 such as kubectl's read U+0085 as a new line; in quotes it is escaped.
+    style = '"' if "\x85" in value else "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 _Readable.add_representer(str, _text)

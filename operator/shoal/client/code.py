@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import stat
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from shoal_trainer.contract import CODE_ARCHIVE
 
 MAX_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
+MAX_FILE = 64 << 20
+"""No file of code is larger; and of what is no file, such as /dev/zero, the end may never come."""
+_NO_CODE = "Code travels with a job; data and models belong in a bucket, a volume, or the image"
 _KEY = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z0-9]{1,253}")
 """A name in a ConfigMap."""
 
@@ -27,16 +31,20 @@ def read(paths: Sequence[str | Path]) -> dict[str, str]:
     """The files by name. A folder stands for the files directly in it or, if it is a package, for all of the package.
 
     Raises:
-        UsageError: a file is missing or no text, has a name that only an archive can hold, or two have one name.
+        UsageError: a file is missing, very large or no text, has a name that only an archive can hold, or two have one
+            name.
     """
     found: dict[str, str] = {}
     for name, file in (each for path in paths for each in _named(Path(path))):
         try:
+            if not stat.S_ISREG((about := file.stat()).st_mode) or about.st_size > MAX_FILE:
+                why = f"it is no file of at most {MAX_FILE >> 20} MiB"
+                raise UsageError(f"cannot take {file} along: {why}. {_NO_CODE}")
             text = file.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
-            why = "it is no text. Code travels with a job; data and models belong in a bucket, a volume, or the image"
+            why = f"it is no text. {_NO_CODE}"
             if file.suffix == ".py":
                 why = "code travels in UTF-8: save it so, without a coding line"
             raise UsageError(f"cannot take {file} along: {why}") from error

@@ -231,3 +231,14 @@ def test_printed_code_is_a_block_in_every_language(capsysbinary: pytest.CaptureF
     print_manifests({"data": {"a.py": "# Größe → 3\nimport keras\n"}})
     words = "data:\n  a.py: |\n    # Größe → 3\n    import keras\n"
     assert capsysbinary.readouterr().out == words.encode()
+
+
+@pytest.mark.parametrize("text", ["x = '\x85'\ny = 2\n", "\x85", "x = '\u2028\u2029'\ny = 2\n"])
+def test_printed_code_keeps_what_only_yaml_takes_for_the_end_of_a_line(
+    capsysbinary: pytest.CaptureFixture[bytes], text: str
+) -> None:
+    """An ellipsis of Windows, read as Latin-1, is one; kubectl reads it in a block as a new line."""
+    print_manifests({"data": {"a.py": text}})
+    printed = capsysbinary.readouterr().out.decode()
+    assert yaml.safe_load(printed) == {"data": {"a.py": text}}
+    assert "\x85" not in printed

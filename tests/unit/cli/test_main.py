@@ -78,6 +78,15 @@ cli.main()
     assert (done.returncode, done.stdout.decode("latin-1")) == (0, "größe ? 5\n"), done.stderr
 
 
+def test_a_table_for_nobody_is_no_fault() -> None:
+    """`shoal list >&-`: Python has no stdout then."""
+    code = "from shoal.cli.cluster import console; console().print('x')"
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -c "{code}" >&-', sys.executable], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Result]:
     """What `shoal fail` ends with, where such an exception is raised in it."""
@@ -112,6 +121,7 @@ def test_a_fault_of_shoal_is_one_line_and_no_answer(
     ("error", "code", "words"),
     [
         (PermissionError(13, "Permission denied", "/model"), 2, "Error: /model: Permission denied\n"),
+        (OSError(28, "No space left on device"), 2, "Error: No space left on device\n"),
         (click.exceptions.Exit(3), 3, ""),
         (click.Abort(), 1, "Aborted!\n"),
         (BrokenPipeError(32, "Broken pipe"), 1, ""),

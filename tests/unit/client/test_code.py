@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import secrets
 import zipfile
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.client.code import MAX_BYTES, content, read
+from shoal.client.code import MAX_BYTES, MAX_FILE, content, read
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
 
@@ -104,6 +105,20 @@ def test_code_in_another_encoding_is_to_be_saved_anew(tmp_path: Path) -> None:
         UsageError, match=r"old.py along: code travels in UTF-8: save it so, without a coding line$"
     ):
         read([str(tmp_path / "old.py")])
+
+
+@pytest.mark.parametrize("what", ["/dev/zero", "a pipe", "a large file"])
+def test_what_has_no_end_or_is_too_large_for_code_is_not_read(tmp_path: Path, what: str) -> None:
+    path = Path(what) if what.startswith("/") else tmp_path / "a.py"
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a large file":
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE + 1)
+    with pytest.raises(
+        UsageError, match=r"along: it is no file of at most 64 MiB\. .* data and models belong"
+    ):
+        read([path])
 
 
 def test_what_is_no_code_is_sent_elsewhere(tmp_path: Path) -> None:
