@@ -86,6 +86,15 @@ async def test_the_job_names_its_code(
     assert "spec.training.code: Invalid value: code is immutable" in refused.value.stderr
 
 
+def test_no_controller_deletes_the_claim_that_outlives_its_runs() -> None:
+    """Both prune what has left the repository: with the claim its snapshots and models would go."""
+    claim = yaml.safe_load((FOLDER / "claim.yaml").read_text())
+    assert claim["metadata"]["annotations"] == {
+        "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+        "kustomize.toolkit.fluxcd.io/prune": "disabled",
+    }
+
+
 async def test_argo_cd_sees_no_difference_after_a_job_was_scaled_by_hand(
     crds: None, control_plane: ControlPlane, kube: Kube, namespace: str, rendered: dict[str, Json]
 ) -> None:
