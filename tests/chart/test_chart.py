@@ -122,6 +122,11 @@ def test_gitops_installs_the_operator_with_values_that_the_chart_takes(tools: Pa
         "extraEnv[0].name=POD_NAME",
         "extraEnv[0].name=SHOAL_LOG_LEVEL",
         "pools.extraEnv[0].name=SHOAL_METRICS_PORT",
+        "extraVolumes[0].name=tmp",
+        "extraVolumes[0].name=install-key",
+        "extraVolumeMounts[0].mountPath=/tmp",
+        "pools.extraVolumes[0].name=tmp",
+        "pools.extraVolumeMounts[0].mountPath=/tmp",
         "pools.enable=true",
         "pools.targets[0].resource=MachineDeployment",
         "pools.serviceAccount.create=false",
@@ -135,6 +140,19 @@ def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr
     assert re.split(r"[=.\[]", setting)[0] in done.stderr
+
+
+def test_volumes_of_the_chart_are_there_once(tools: Path) -> None:
+    """The API server refuses two of one name, and two in one place."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
+    documents = render(tools, "pools.enabled=true")
+    for deployment, properties in (("shoal", schema), ("shoal-pools", schema["pools"]["properties"])):
+        volumes = properties["extraVolumes"]["items"]["properties"]["name"]["not"]["enum"]
+        places = properties["extraVolumeMounts"]["items"]["properties"]["mountPath"]["not"]["enum"]
+        assert volumes == sorted(each["name"] for each in pod_of(documents, deployment)["volumes"])
+        assert places == sorted(
+            each["mountPath"] for each in container_of(documents, deployment)["volumeMounts"]
+        )
 
 
 def test_variables_of_the_chart_are_set_once(tools: Path) -> None:

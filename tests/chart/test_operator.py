@@ -294,3 +294,28 @@ def test_more_volumes_and_how_monitors_scrape(tools: Path) -> None:
     spec = pod_of(documents)
     assert spec["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
     assert spec["containers"][0]["volumeMounts"][-1] == {"name": "ca", "mountPath": "/ca"}
+
+
+def test_what_pods_need_to_run_and_to_reach_the_api_server_the_test_and_the_key_have_too(tools: Path) -> None:
+    """Behind a proxy the operator stayed in Init:Error, and beside a sidecar `helm test` never ended."""
+    documents = render(
+        tools, "extraEnv[0].name=KUBERNETES_SERVICE_HOST", "extraEnv[0].value=api.internal", "podLabels.inject=no",
+        "podAnnotations.mesh=none", "priorityClassName=system", "commonLabels.team=a",
+    )  # fmt: skip
+    [pod], operator = of_kind(documents, "Pod"), pod_of(documents)
+    host = {"name": "KUBERNETES_SERVICE_HOST", "value": "api.internal"}
+    for each in (*pod["spec"]["containers"], *operator["initContainers"], *operator["containers"]):
+        assert host in each["env"], each["name"]
+    labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+    assert (labels["inject"], labels["team"], pod["spec"]["priorityClassName"]) == ("no", "a", "system")
+    assert (annotations["mesh"], annotations["helm.sh/hook"]) == ("none", "test")
+
+
+@pytest.mark.parametrize("handler", ["tcpSocket.port=8081", "grpc.port=8081", "exec.command[0]=true"])
+def test_a_probe_has_one_way_to_ask(tools: Path, handler: str) -> None:
+    """The API server refuses two."""
+    container = container_of(render(tools, f"probes.liveness.{handler}"))
+    name = handler.partition(".")[0]
+    assert {"httpGet", name} & container["livenessProbe"].keys() == {name}
+    assert container["livenessProbe"]["periodSeconds"] == 10
+    assert "httpGet" in container["startupProbe"]

@@ -46,7 +46,9 @@ spec:
         {{- with $own.ports }}{{ toYaml . | nindent 8 }}{{ end }}
       {{- $probe := dict "liveness" (dict "httpGet" (dict "path" "/healthz" "port" "health") "periodSeconds" 10 "failureThreshold" 6) "readiness" (dict "httpGet" (dict "path" "/readyz" "port" "health") "periodSeconds" 5) "startup" (dict "httpGet" (dict "path" "/healthz" "port" "health") "periodSeconds" 1 "failureThreshold" 60) }}
       {{- range $kind, $default := $probe }}
-      {{ $kind }}Probe: {{- mergeOverwrite $default (index $values.probes $kind) | toYaml | nindent 8 }}
+      {{- $given := index $values.probes $kind }}
+      {{- if or $given.exec $given.grpc $given.tcpSocket }}{{ $default = omit $default "httpGet" }}{{ end }}
+      {{ $kind }}Probe: {{- mergeOverwrite $default $given | toYaml | nindent 8 }}
       {{- end }}
       securityContext: {{- toYaml $values.securityContext | nindent 8 }}
       resources: {{- toYaml .resources | nindent 8 }}
