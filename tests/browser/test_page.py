@@ -218,6 +218,16 @@ async def test_an_address_that_is_none_shows_the_list(tab: Tab, address: str) ->
     assert tab.problems == []
 
 
+async def test_a_page_behind_a_path_is_live(tab: Tab, scene: Scene) -> None:
+    """As an Ingress and `kubectl proxy` have it, which make no other path of what a script asks for."""
+    below = "/services/shoal-metrics:page/proxy"
+    async with serving(0, {below + path: answer for path, answer in scene.page.answers.items()}) as port:
+        await tab.open(f"http://127.0.0.1:{port}{below}/#/vision/resnet50-imagenet")
+        await tab.until("document.getElementById('live').textContent === 'live'")
+        await tab.until("document.querySelectorAll('#job rect').length > 10")
+        assert tab.problems == []
+
+
 async def test_keyboard_and_screen_reader(tab: Tab, address: str) -> None:
     await tab.open(address)
     await tab.until("document.querySelectorAll('#job-table tbody tr').length")

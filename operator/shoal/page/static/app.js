@@ -1,5 +1,5 @@
-// The page: a list of jobs, one job, the pools. Data come from /api/stream; the address (#/namespace/name) says which job.
-import { clock, curve, describe, duration, element, legend, metric, number, show, timeline } from "/draw.js";
+// The page: a list of jobs, one job, the pools. Data come from api/stream; the address (#/namespace/name) says which job.
+import { clock, curve, describe, duration, element, legend, metric, number, show, timeline } from "./draw.js";
 
 const TONES = { Running: "good", Succeeded: "good", Failed: "bad", Starting: "warn", Pending: "warn", New: "warn", Suspended: "idle" };
 const SILENT = 60000, RETRY = 3000; // milliseconds without a word, and before another stream is asked for
@@ -21,7 +21,7 @@ function listen() {
   clearTimeout(retry);
   stream?.close();
   tried = Date.now();
-  stream = new EventSource(`/api/stream${state.chosen ? `?job=${encodeURIComponent(state.chosen)}` : ""}`);
+  stream = new EventSource(`api/stream${state.chosen ? `?job=${encodeURIComponent(state.chosen)}` : ""}`);
   stream.addEventListener("overview", (event) => { state.overview = JSON.parse(event.data); drawJobs(); drawPools(); alive(); });
   stream.addEventListener("job", (event) => { state.job = JSON.parse(event.data); drawJob(); alive(); });
   stream.addEventListener("alive", alive);
