@@ -12,6 +12,7 @@ import copy
 import logging
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
@@ -44,6 +45,9 @@ IN_A_FOLDER = (
     " (`check` calls callbacks in an empty folder, so that they replace no file of yours: what they read needs an "
     "absolute path, such as Path(__file__).with_name(…))"
 )
+
+_MISSING = re.compile(r"no such file|(file|folder|directory)\b.{0,20}(not found|not exist)", re.IGNORECASE)
+"""What is said of a file that is not there by errors of any class: Keras' ValueError, TensorFlow's OSError."""
 
 
 class Hooks:
@@ -181,11 +185,8 @@ class Hooks:
         return contextlib.chdir(self._own) if self._contained else contextlib.nullcontext()
 
     def _remedy(self, error: BaseException | None) -> str:
-        missing = type(error).__name__ in {
-            "FileNotFoundError",
-            "NotFoundError",
-        }  # of Python, or of TensorFlow
-        return IN_A_FOLDER if self._contained and missing else ""
+        named = type(error).__name__ in {"FileNotFoundError", "NotFoundError"}  # of Python, or of TensorFlow
+        return IN_A_FOLDER if self._contained and (named or _MISSING.search(str(error))) else ""
 
     def _continues(self, history: Sequence[dict[str, float]]) -> bool:
         seen = self._seen

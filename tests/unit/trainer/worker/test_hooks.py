@@ -370,6 +370,21 @@ def test_a_file_that_a_callback_does_not_find_says_where_to_look(model, tmp_path
 
 
 @pytest.mark.parametrize(
+    "read",
+    [
+        lambda: keras.models.load_model("teacher.keras"),
+        lambda: keras.models.load_model("teacher.h5"),
+        lambda: tf.saved_model.load("teacher"),
+    ],
+)
+def test_a_model_that_a_rehearsed_callback_does_not_find_says_where_to_look(running, read):
+    """Keras and TensorFlow raise what is no FileNotFoundError."""
+    hooks = running(lambda: callbacks.LambdaCallback(on_epoch_end=lambda *_: read()), contained=True)
+    with pytest.raises(UserError, match=r"teacher.*what they read needs an absolute path"):
+        hooks.run(LOGS[:1])
+
+
+@pytest.mark.parametrize(
     "error",
     [
         OSError(errno.EROFS, "Read-only file system", "log.txt"),
