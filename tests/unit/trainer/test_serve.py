@@ -127,7 +127,7 @@ def test_report_says_that_old_snapshots_stay(server, monkeypatch):
         raise Unreachable(f"cannot remove s3://b/{name}: AccessDenied")
 
     snapshotter = server.service.snapshotter
-    snapshotter._store._storage.write("snapshots/0000000009-0/shard-0-of-1-00000000", [b"of a dead server"])
+    snapshotter._store._storage.write("snapshots/0000000009-0.shard-0-of-1-00000000", [b"of a dead server"])
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "remove", refuse)
         assert snapshotter.take() is not None
@@ -527,7 +527,7 @@ def test_server_starts_on_a_volume_that_is_full_of_what_it_has_left_itself(serve
     """It was killed in a write of a snapshot, or of the model."""
     assert server.service.snapshotter.take() is not None
     run = server._storage.root
-    for folder in ("snapshots/0000000002-0", "model/deep"):
+    for folder in ("snapshots", "model/deep"):
         (left := run / folder / ".ps-0-01234567.01234567.part").parent.mkdir(parents=True, exist_ok=True)
         left.write_bytes(b"x")
     write = LocalStorage._write_temporary

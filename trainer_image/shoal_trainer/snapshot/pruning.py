@@ -12,7 +12,8 @@ from shoal_trainer.snapshot.claims import FOLDER
 from shoal_trainer.snapshot.published import Published, file_of
 from shoal_trainer.snapshot.storage import Storage
 
-_FILES = re.compile(r"\d{10}-\d+")
+_ATTEMPT = re.compile(r"\d{10}-\d+(\..+)?", re.DOTALL)
+"""A shard's file, or the folder in which an earlier version had those of an attempt."""
 _ENTRY = re.compile(rf"{FOLDER}/(?:manifest-|epoch-|\d{{10}}-)[^\s:,'\"]*")
 REFUSALS = 3
 """After this many refusals nothing may be removed, or what may not was tried again."""
@@ -25,8 +26,6 @@ class Pruner:
         self._storage, self._published = storage, published
         self._refused: set[str] = set()
         """What could not be removed, as names in the folder."""
-        self._tidy: set[str] = set()
-        """The folders in which is nothing but what manifests name."""
 
     def prune(self, retain: int, epoch: int, loaded: int | None, unsound: Set[int] = frozenset()) -> None:
         """Remove all but the newest `retain` snapshots and the one that is `loaded`; see `SnapshotStore.prune`.
@@ -42,12 +41,10 @@ class Pruner:
         doomed = [*claims.outdated(names), *(file_of(number) for number in numbers if number not in keep)]
         cannot: list[Unreachable] = []
         with contextlib.suppress(SnapshotError):  # until an unreadable manifest is removed, all files stay
-            named = {shard.file for number in keep for shard in self._published.head(number).shards}
+            heads = [self._published.head(number) for number in keep]
+            named = {shard.file.split("/")[0] for head in heads for shard in head.shards}
             self._published.keep(keep)
-            self._tidy.intersection_update(_folder(file) for file in named)
-            for folder in filter(_FILES.fullmatch, names):
-                with _noted(cannot):
-                    doomed += self._unnamed(folder, named)
+            doomed += [name for name in filter(_ATTEMPT.fullmatch, names) if name not in named]
         self._refused.intersection_update(doomed)
         refused = 0
         for name in sorted(doomed, key=self._refused.__contains__):
@@ -59,24 +56,6 @@ class Pruner:
                 break
         if cannot:
             raise Unreachable(_ENTRY.sub(FOLDER, str(cannot[0])))
-
-    def _unnamed(self, folder: str, named: set[str]) -> list[str]:
-        """What of a folder no manifest names. It is listed until it was tidy after the snapshot that followed it."""
-        in_use = {_folder(file) for file in named}
-        if folder not in in_use:
-            return [folder]
-        if folder in self._tidy:
-            return []
-        files = (f"{folder}/{name}" for name in self._storage.names(f"{FOLDER}/{folder}"))
-        unnamed = [file for file in files if file not in named]
-        if not unnamed and folder != max(in_use):
-            self._tidy.add(folder)
-        return unnamed
-
-
-def _folder(file: str) -> str:
-    """The folder of a `ShardFile.file`."""
-    return file.split("/", maxsplit=1)[0]
 
 
 @contextlib.contextmanager

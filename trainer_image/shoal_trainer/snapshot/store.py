@@ -2,11 +2,11 @@
 
 ```
 snapshots/manifest-0000000007.json               numbers only increase; a manifest is never replaced
-snapshots/0000000007-2/shard-0-of-3-1f0c9a7e     number, epoch of PS 0; a random suffix per write
+snapshots/0000000007-2.shard-0-of-3-1f0c9a7e     number, epoch of PS 0; a random suffix per write
 ```
 
 A shard may finish its write after the attempt was abandoned and its number used again: the suffix keeps it from
-replacing a file that a manifest names.
+replacing a file that a manifest names. No folder is made for an attempt: some buckets keep it when it is empty.
 
 Two incarnations of a parameter server may run at the same time. Before it publishes, a server reads the claims and the
 newest manifest; a higher epoch raises `Fenced`. If another server publishes between this check and the write, the
@@ -97,7 +97,7 @@ class SnapshotStore:
             if not kernels.finite(values):
                 raise SnapshotError(f"{name} of shard {copy.index} have values that are not finite")
         suffix = f"-{secrets.token_hex(4)}"
-        file = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
+        file = f"{number:010d}-{epoch}.shard-{copy.index}-of-{copy.shards}{suffix}"
         pieces = shard_file.Digest(self._noted(shard_file.chunks(copy)))
         try:
             self._storage.write(f"{FOLDER}/{file}", pieces)

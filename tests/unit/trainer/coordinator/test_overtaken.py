@@ -129,7 +129,7 @@ def test_rollback_that_is_under_way_is_not_overtaken(damaged: Path) -> None:
 
 
 def test_without_a_snapshot_that_shard_0_can_read_its_log_says_so(damaged: Path, caplog) -> None:
-    for file in damaged.rglob("shard-0-*"):
+    for file in damaged.rglob("*.shard-0-*"):
         file.write_bytes(bytes(file.stat().st_size))
     again = Servers(damaged, epoch=1)
     with pytest.raises(Unreachable):

@@ -135,7 +135,7 @@ def test_prune_removes_files_that_no_manifest_names(tmp_path: Path) -> None:
     leftover, kept = part(store, 1, shard), part(store, 1, shard)
     store.publish(manifest(1, kept))
     store.prune(3, 0)
-    assert [f"0000000001-0/{name}" for name in storage.names("snapshots/0000000001-0")] == [kept.file]
+    assert storage.names("snapshots") == [kept.file, "manifest-0000000001.json"]
     assert leftover.file != kept.file
     assert store.load_newest(0, 1) is not None
 
@@ -157,28 +157,28 @@ def test_prune_removes_attempts_that_were_never_published(tmp_path: Path) -> Non
     """Those of this server and of the one that it has replaced; not those of a server that has replaced this one."""
     storage = LocalStorage(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
-    store.publish(manifest(1, part(store, 1, shard)))
-    part(store, 2, shard)
+    store.publish(manifest(1, published := part(store, 1, shard)))
+    failed = part(store, 2, shard)
     Claim(storage, 0, 1).make()
-    part(store, 2, shard, epoch=1)
+    of_successor = part(store, 2, shard, epoch=1)
+    files = [published.file, failed.file, of_successor.file]
     store.prune(3, 0)
-    folders = ["0000000001-0", "0000000002-0", "0000000002-1"]
-    assert [name for name in storage.names("snapshots") if name in folders] == folders
+    assert [name for name in storage.names("snapshots") if name in files] == files
     store.prune(3, 1)
-    assert [name for name in storage.names("snapshots") if name in folders] == folders[:1]
+    assert [name for name in storage.names("snapshots") if name in files] == files[:1]
 
 
 def test_prune_removes_what_it_can_and_says_what_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One folder that stays must not keep all later ones: the volume would fill."""
+    """One file that stays must not keep all later ones: the volume would fill."""
     storage = LocalStorage(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
     first, *_ = [store.publish(manifest(n, part(store, n, shard))) for n in (1, 2, 3)]
-    stays, unlink = first.shards[0].file.split("/")[1], os.unlink
+    stays, unlink = first.shards[0].file, os.unlink
 
     def refuse(path: Any, **options: Any) -> None:
-        if path == stays:
+        if Path(path).name == stays:
             raise PermissionError(errno.EACCES, "Permission denied")
         unlink(path, **options)
 
@@ -186,7 +186,7 @@ def test_prune_removes_what_it_can_and_says_what_it_cannot(
     with pytest.raises(Unreachable, match=r"cannot remove .*/snapshots: Permission denied"):
         store.prune(1, 0)
     kept = [name for name in storage.names("snapshots") if "manifest" not in name]
-    assert kept == ["0000000001-0", "0000000003-0"]
+    assert [name[:12] for name in kept] == ["0000000001-0", "0000000003-0"]
 
 
 def test_a_manifest_that_cannot_be_removed_keeps_nothing_else(
@@ -196,7 +196,7 @@ def test_a_manifest_that_cannot_be_removed_keeps_nothing_else(
     storage = LocalStorage(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
     for number in (1, 2, 3):
-        store.publish(manifest(number, part(store, number, shard)))
+        store.publish(manifest(number, newest := part(store, number, shard)))
     remove = storage.remove
 
     def refuse(name: str) -> None:
@@ -207,8 +207,57 @@ def test_a_manifest_that_cannot_be_removed_keeps_nothing_else(
     monkeypatch.setattr(storage, "remove", refuse)
     with pytest.raises(Unreachable, match="under retention"):
         store.prune(1, 0)
-    kept = ["0000000003-0", "manifest-0000000001.json", "manifest-0000000003.json"]
+    kept = [newest.file, "manifest-0000000001.json", "manifest-0000000003.json"]
     assert storage.names("snapshots") == kept
+
+
+class KeepsFolders(LocalStorage):
+    """As a bucket with folders of its own (hierarchical namespace), of which objects are removed. Counts its calls."""
+
+    calls = 0
+
+    def names(self, folder: str) -> list[str]:
+        self.calls += 1
+        return super().names(folder)
+
+    def remove(self, name: str) -> None:
+        self.calls += 1
+        path = self.root / name
+        for file in path.iterdir() if path.is_dir() else [path]:
+            file.unlink(missing_ok=True)
+
+
+def test_prune_does_not_ask_for_what_was_removed_long_ago(tmp_path: Path) -> None:
+    """Folders of attempts stayed in such a bucket: each prune asked for all of them, after a day for minutes."""
+    storage = KeepsFolders(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+
+    def calls_of(number: int) -> int:
+        store.publish(manifest(number, part(store, number, shard)))
+        storage.calls = 0
+        store.prune(2, 0)
+        return storage.calls
+
+    assert [calls_of(number) for number in range(1, 7)] == [1, 1, 3, 3, 3, 3], "a list, a manifest and a part"
+    assert len(storage.names("snapshots")) == 4
+
+
+def test_snapshots_of_a_version_with_folders_are_read_and_removed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    for number in (1, 2):
+        file = part(store, number, shard)
+        earlier = file.model_copy(update={"file": file.file.replace(".", "/")})
+        (tmp_path / "snapshots" / earlier.file).parent.mkdir()
+        (tmp_path / "snapshots" / file.file).rename(tmp_path / "snapshots" / earlier.file)
+        store.publish(manifest(number, earlier))
+    store = SnapshotStore(storage)
+    assert versions(store, 1) == [(2, 0)]
+    store.prune(1, 0)
+    assert storage.names("snapshots") == ["0000000002-0", "manifest-0000000002.json"]
+    store.publish(manifest(3, newest := part(store, 3, shard)))
+    store.prune(1, 0)
+    assert storage.names("snapshots") == [newest.file, "manifest-0000000003.json"]
 
 
 def test_prune_with_a_stale_listing_keeps_what_was_just_published(tmp_path: Path) -> None:
@@ -216,7 +265,7 @@ def test_prune_with_a_stale_listing_keeps_what_was_just_published(tmp_path: Path
     store, (shard,) = SnapshotStore(storage), shards(1)
     store.publish(manifest(1, part(store, 1, shard)))
     newest = part(store, 2, shard)
-    storage.frozen = [name for name in storage.names("snapshots") if "manifest" in name] + ["0000000002-0"]
+    storage.frozen = [name for name in storage.names("snapshots") if "manifest" in name] + [newest.file]
     store.publish(manifest(2, newest))
     store.prune(1, 0)
     assert storage.size(f"snapshots/{newest.file}") == newest.size

@@ -130,7 +130,7 @@ def test_older_snapshot_is_taken_where_a_file_of_the_newest_alone_cannot_be_read
     assert bench.newest() == bench.saved[2]
 
 
-@pytest.mark.parametrize("what", ["snapshots/manifest-", "/shard-", ""])
+@pytest.mark.parametrize("what", ["snapshots/manifest-", ".shard-", ""])
 def test_outage_of_the_storage_is_waited_for(
     bench: Bench, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
