@@ -81,6 +81,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("storage-scheme", with_(spec__storage__uri="http://x/y"), "must be s3://bucket/path"),
     ("storage-nowhere", with_(spec__storage__uri="s3:///path"), "must be s3://bucket/path"),
     ("storage-of-a-host", with_(spec__storage__uri="file://x/y"), "or file:///path"),
+    ("storage-slashes", with_(spec__storage__uri="s3://bucket//runs"), "write s3://bucket/path"),
+    ("initial-slashes",
+     with_(spec__training__initialFrom={"uri": "s3://bucket//runs/a"}), "one slash after the bucket of s3://"),
     ("claim-nameless", with_(spec__storage={"volumeClaim": {}}), "spec.storage.volumeClaim.name: Required value"),
     ("claim-name", with_(spec__storage={"volumeClaim": {"name": "My_Claim"}}), "the name of a PersistentVolumeClaim"),
     ("queue-name", with_(spec__runPolicy={"schedulingPolicy": {"queue": "My queue!"}}), "the name of a LocalQueue"),
@@ -717,17 +720,58 @@ def test_a_pool_that_no_job_can_name_is_refused(control_plane: ControlPlane, mor
         assert said in done.stderr
 
 
+def of_another_group(plural: str, kind: str) -> dict[str, Any]:
+    """This CRD under the name of another kind, of which a test may apply an older one."""
+    crd: dict[str, Any] = yaml.safe_load(Path(f"crds/shoal.dev_{plural}.yaml").read_text())
+    singular = kind.lower()
+    crd["metadata"]["name"], crd["spec"]["group"] = f"{singular}s.before.example.com", "before.example.com"
+    names = {"plural": f"{singular}s", "singular": singular, "kind": kind, "listKind": f"{kind}List"}
+    crd["spec"]["names"] = names
+    return crd
+
+
+@pytest.mark.nightly
+def test_a_job_whose_storage_is_refused_now_lives_on(control_plane: ControlPlane) -> None:
+    """One that was stored before: its status is written, and it is suspended."""
+    now = of_another_group("trainingjobs", "OldJob")
+    before = copy.deepcopy(now)
+    validations = before["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    validations[:] = [each for each in validations if "s3://" not in each["message"]]
+
+    def apply(manifest: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        return kubectl(control_plane, "apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
+
+    def refused() -> str:
+        new = json.dumps(job("b"))
+        return kubectl(control_plane, "create", "--dry-run=server", "-f", "-", stdin=new).stderr
+
+    def job(name: str) -> dict[str, Any]:
+        manifest = with_(spec__storage__uri="s3://bucket//runs", metadata__name=name)
+        return {**manifest, "apiVersion": "before.example.com/v1alpha1", "kind": "OldJob"}
+
+    def patch(change: dict[str, Any], *words: str) -> None:
+        done = kubectl(
+            control_plane, "patch", "oldjob", "a", "--type=merge", "-p", json.dumps(change), *words
+        )
+        assert done.returncode == 0, done.stderr
+
+    try:
+        assert apply(before).returncode == 0
+        assert eventually(lambda: apply(job("a")).stdout)
+        assert apply(now).returncode == 0
+        assert "write s3://bucket/path" in eventually(refused)
+        for phase in ("Pending", "Failed"):
+            patch({"status": {"phase": phase}}, "--subresource=status")
+        patch({"spec": {"suspend": True}})
+        assert apply(job("a")).returncode == 0
+    finally:
+        kubectl(control_plane, "delete", "crd", now["metadata"]["name"])
+
+
 @pytest.mark.nightly
 def test_a_pool_that_no_job_can_name_lives_on(control_plane: ControlPlane) -> None:
     """One that was stored before: its status is written, its size changed, and its finalizer goes."""
-    now = yaml.safe_load(Path("crds/shoal.dev_capacitypools.yaml").read_text())
-    now["metadata"]["name"], now["spec"]["group"] = "oldpools.before.example.com", "before.example.com"
-    now["spec"]["names"] = {
-        "plural": "oldpools",
-        "singular": "oldpool",
-        "kind": "OldPool",
-        "listKind": "OldPoolList",
-    }
+    now = of_another_group("capacitypools", "OldPool")
     before = json.loads(json.dumps(now).replace(".size() <= 63", ".size() <= 253"))
     names = ["a" * 64, "b" * 64]
 

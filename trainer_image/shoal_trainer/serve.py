@@ -295,7 +295,7 @@ class ParameterServer:
             self._sweep(folder)
         job = self.config.job
         this = f"{job.uid}-{self.config.index}-{self.config.incarnation}"
-        self._when_reachable(lambda: check_storage(self._storage, this))
+        self._when_reachable(lambda: check_storage(self._storage, this, self._stop.wait))
         self._when_reachable(self._claim.make)
         if service is not None and (message := self._when_reachable(service.artefacts.published)):
             service.coordinator.end(message)
@@ -318,6 +318,10 @@ class ParameterServer:
                 "restored snapshot %d: version %d, %d samples", manifest.number, copy.version, copy.samples
             )
             return
+        if self.shard.follows:  # before the first snapshot; or its folder is not that of the server before it
+            log.warning(
+                "no snapshot is in %s: training goes on from a worker's copy, or anew", self._storage.uri
+            )
         initial = self.config.initial_from
         if initial is None:
             return

@@ -30,6 +30,9 @@ MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
 
 _URI = "^((s3|gs)://[^/]|file:///.)"
+_TWO_SLASHES = "^s3://[^/]+//+[^/]"
+"""Clients of S3 write such objects below another name than the one by which they list them. The CRD alone refuses it:
+a job that an older one took is read."""
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _ABOVE_ONE = "^[+]?0*(([2-9]|[1-9][0-9]+|1[.]0*[1-9])[0-9.]*|[1-9][0-9.]*[eE][+]?0*[1-9][0-9]*)$"
 """A number in quotes, but for those that an exponent lifts from below one."""
@@ -482,6 +485,16 @@ class TrainingJob(Resource):
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
                 "metadata.name must begin with a letter and contain only a-z, 0-9 and '-':"
                 " names of Services are derived from it",
+            ),
+            (
+                # What is stored keeps its storage, or its status could not be written: its servers say it. Of what is
+                # new, the API server drops the status.
+                "has(self.status)"
+                f" || !(has(self.spec.storage.uri) && self.spec.storage.uri.matches('{_TWO_SLASHES}')"
+                " || has(self.spec.training.initialFrom)"
+                f" && self.spec.training.initialFrom.uri.matches('{_TWO_SLASHES}'))",
+                "spec.storage.uri and initialFrom.uri must have one slash after the bucket of s3://: write"
+                " s3://bucket/path, as nothing that is in s3://bucket//path would be found again",
             ),
         )
     )

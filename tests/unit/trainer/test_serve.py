@@ -512,6 +512,14 @@ def waits(server):
         server._restore()
 
 
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_server_that_follows_another_one_and_finds_no_snapshot_says_so(tmp_path, caplog, incarnation):
+    """As on another node with a path of its own: training would begin anew without a word."""
+    ParameterServer(config(tmp_path, incarnation=incarnation))._restore()
+    said = f"no snapshot is in {(tmp_path / 'storage/n/j/u').as_uri()}"
+    assert (said in caplog.text) == (incarnation > 0)
+
+
 def test_server_that_waits_at_its_start_says_why_once(tmp_path, monkeypatch, caplog):
     def refuse(storage, path, chunks):
         raise OSError(errno.EROFS, "Read-only file system")

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePosixPath
 
 from shoal_trainer.background import Background
 from shoal_trainer.errors import Fenced, RunTaken, Unreachable, UserError
@@ -23,6 +24,8 @@ from shoal_trainer.snapshot.storage import Storage
 log = logging.getLogger(__name__)
 
 FOLDER = "snapshots"
+LISTED_AFTER = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Pauses, in seconds, until what is written should be listed: on some mounted file systems a listing is cached."""
 LOOK_SECONDS = 5.0
 """How long a replaced server continues at most while the storage is reachable."""
 _NAME = re.compile(r"epoch-(\d{1,6})-(\d{1,18})")
@@ -45,21 +48,38 @@ def outdated(names: Iterable[str]) -> list[str]:
     return [name for name, index, epoch in _claims(names) if epoch < newest[index]]
 
 
-def check_storage(storage: Storage, name: str) -> None:
-    """`UserError` unless the storage refuses to create what exists, on which claims and manifests rely.
+def check_storage(storage: Storage, name: str, pause: Callable[[float], bool]) -> None:
+    """`UserError` unless the storage refuses to create what exists and lists it: claims and manifests rely on both.
 
-    `name`: of a process that tries it, and of no other one that may run at the same time.
+    `name`: of a process that tries it, and of no other one that may run at the same time. `pause`: waits for so many
+    seconds; returns whether the process ends.
     """
     probe = f"{FOLDER}/probe-{name}"
     _remove_probe(storage, probe)  # an earlier try may have left it
     twice = storage.create(probe, b"1") and storage.create(probe, b"2")
+    listed = _is_listed(storage, probe, pause)
     _remove_probe(storage, probe)
+    if not listed:
+        raise UserError(
+            f"The storage {storage.uri} does not list what is written there: no snapshot would be found again. Apply a "
+            "new job with one slash after the bucket (s3://BUCKET/PATH), another object store, or a volume."
+        )
     if twice:
         raise UserError(
             f"The storage {storage.uri} created one object twice: it ignores conditional writes (If-None-Match: *), so "
             "two parameter servers could replace each other's snapshots. Use an object store that supports them, as "
             "AWS S3 and Google Cloud Storage do, or a volume."
         )
+
+
+def _is_listed(storage: Storage, probe: str, pause: Callable[[float], bool]) -> bool:
+    """Whether it is in its folder's listing, by and by. `Unreachable` if the process ends before."""
+    for seconds in LISTED_AFTER:
+        if pause(seconds):
+            raise Unreachable(f"{probe} is not listed yet")
+        if PurePosixPath(probe).name in storage.names(FOLDER):
+            return True
+    return False
 
 
 def _remove_probe(storage: Storage, probe: str) -> None:

@@ -14,7 +14,7 @@ from shoal_trainer.errors import Fenced, RunTaken, SnapshotError, TrainerError, 
 from shoal_trainer.snapshot import claims
 from shoal_trainer.snapshot.claims import Claim, check_storage
 from shoal_trainer.snapshot.manifest import Manifest
-from shoal_trainer.snapshot.storage import LocalStorage, Storage
+from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import MODEL, latest, save, shards
 
@@ -119,6 +119,11 @@ def test_part_of_a_replaced_shard_is_refused(local: SnapshotStore, tmp_path: Pat
         local.check(files)
 
 
+def at_once(_seconds: float) -> bool:
+    """No pause, and the process does not end."""
+    return False
+
+
 claimed = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12)
 
 
@@ -133,9 +138,9 @@ def test_highest_claim_of_each_shard_is_kept(made: list[tuple[int, int]], others
 
 
 def test_storage_that_creates_once_is_accepted_and_left_clean(storage: Storage) -> None:
-    check_storage(storage, "uid-0-0")
+    check_storage(storage, "uid-0-0", at_once)
     storage.create("snapshots/probe-uid-0-0", b"1")  # an earlier try was killed
-    check_storage(storage, "uid-0-0")
+    check_storage(storage, "uid-0-0", at_once)
     assert not [name for name in storage.names("snapshots") if name.startswith("probe")]
 
 
@@ -148,7 +153,38 @@ def test_storage_that_ignores_conditional_writes_ends_the_job(tmp_path: Path) ->
             return True
 
     with pytest.raises(UserError, match=r"ignores conditional writes.*or a volume"):
-        check_storage(Ignores(tmp_path), "uid-0-0")
+        check_storage(Ignores(tmp_path), "uid-0-0", at_once)
+
+
+def test_storage_that_does_not_list_what_is_written_ends_the_job(s3: str) -> None:
+    """As S3 clients with two slashes after the bucket: a successor would find no claim and no snapshot."""
+    plain, slashes = (
+        RemoteStorage(f"s3://slashes{path}", endpoint_url=s3, key="k", secret="s")
+        for path in ("/runs", "//runs")
+    )
+    plain._fs.mkdir("slashes")
+    check_storage(plain, "uid-0-0", at_once)
+    with pytest.raises(UserError, match=r"does not list what is written there.*s3://BUCKET/PATH"):
+        check_storage(slashes, "uid-0-0", at_once)
+    assert plain._fs.find("slashes") == []
+
+
+def test_listing_may_be_some_seconds_behind(tmp_path: Path) -> None:
+    class Late(LocalStorage):
+        seconds = 0.0
+
+        def names(self, folder: str) -> list[str]:
+            return super().names(folder) if self.seconds > 5 else []
+
+    storage = Late(tmp_path)
+
+    def pause(seconds: float) -> bool:
+        storage.seconds += seconds
+        return False
+
+    check_storage(storage, "uid-0-0", pause)
+    with pytest.raises(Unreachable, match="not listed yet"):  # of a process that ends
+        check_storage(Late(tmp_path), "uid-0-0", lambda _: True)
 
 
 def test_storage_that_refuses_deletion_is_accepted(tmp_path: Path) -> None:
@@ -157,4 +193,4 @@ def test_storage_that_refuses_deletion_is_accepted(tmp_path: Path) -> None:
             raise Unreachable("AccessDenied")
 
     for _ in range(2):
-        check_storage(Keeps(tmp_path), "uid-0-0")
+        check_storage(Keeps(tmp_path), "uid-0-0", at_once)

@@ -281,7 +281,7 @@ def test_volume_that_refuses_all_names_is_an_outage(
         patched.setattr(Path, "mkdir", refusing(Path.mkdir))
         patched.setattr(Path, "open", refusing(Path.open))
         with pytest.raises(Unreachable):
-            check_storage(storage, "this")
+            check_storage(storage, "this", lambda _: False)
         with pytest.raises(Unreachable):
             Claim(storage, 0, 1).make()
     Claim(storage, 0, 1).make()
