@@ -228,14 +228,13 @@ class Tasks:
         note = "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
         notes = [note] if averages(model) else []
         best = self._best(fetch)
-        if best is not None and history and not best.is_of(history):
-            log.warning("the best epoch, %d, was undone by a rollback", best.epoch + 1)
-            best = None
         if best is not None:
             self._flat_model.load(best.parameters)
+            # It replaced those of the best epoch that is left of the run, which was not as good.
+            undone = ", and was undone by a rollback" if history and not best.is_of(history) else ""
             notes = [
                 f"model/ contains the parameters of epoch {best.epoch + 1}, which had the best "
-                f"{best.monitor}: {best.value:.4g}; the metrics are of the last parameters"
+                f"{best.monitor}: {best.value:.4g}{undone}; the metrics are of the last parameters"
             ]
         elif (stopping := self._hooks.restoring) is not None:
             notes.append(

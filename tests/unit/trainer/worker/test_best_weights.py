@@ -124,17 +124,36 @@ def test_export_without_a_best_epoch_has_the_last_parameters(start, content):
 
 
 @pytest.mark.by_day(1)
-@pytest.mark.parametrize(
-    ("history", "kept"),
-    [([{"val_loss": 7.0}, *HISTORY[1:]], False), (HISTORY, True), ([], True)],
-    ids=["after a rollback", "its own", "unknown"],
-)
-def test_best_epoch_that_a_rollback_has_undone_is_not_exported(start, history, kept):
+@pytest.mark.parametrize("again", [1.5, None, 0.8], ids=["worse again", "not again", "better again"])
+def test_best_epoch_that_was_undone_is_exported_unless_a_better_one_follows(start, again):
+    """Epoch 3 replaced the parameters of epoch 2. What is left of the run had none that were as good."""
+    stored, worker, history = Stored(), start(), [*HISTORY[:2], {"loss": 1.0, "val_loss": 0.5}]
+    flat = flat_of(worker)
+    for epoch in range(3):
+        stored.add(worker.run_callbacks(flat + epoch, history[: epoch + 1]))
+    history.pop()
+    if again is not None:
+        history.append({"loss": 1.0, "val_loss": again})
+        stored.add(worker.run_callbacks(flat + 7, history))
+    outcome = worker.export(flat + 9, stored.fetch, history)
+    best, note = (
+        (7, "of epoch 3, which had the best val_loss: 0.8;")
+        if again == 0.8
+        else (2, "of epoch 3, which had the best val_loss: 0.5, and was undone by a rollback;")
+    )
+    assert note in outcome.message
+    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + best))
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("history", [HISTORY, []], ids=["its own", "unknown"])
+def test_best_epoch_is_exported_with_any_history(start, history):
     stored, worker = Stored(), start()
     flat = flat_of(worker)
     stored.add(worker.run_callbacks(flat + 1, HISTORY[:1]))
     outcome = worker.export(flat + 9, stored.fetch, history)
-    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (1 if kept else 9)))
+    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + 1))
+    assert "undone" not in outcome.message
 
 
 @pytest.mark.parametrize("monitor", ["val_f1", "val_loss"])
@@ -151,7 +170,8 @@ def test_a_value_that_a_callback_computes_may_be_monitored(start, monitor, undon
     stored.add(worker.run_callbacks(flat + 1, HISTORY[:1]))
     again = [{"loss": 2.0, "val_loss": 7.0}] if undone else HISTORY[:1]
     outcome = worker.export(flat + 9, stored.fetch, again)
-    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (9 if undone else 1)))
+    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + 1))
+    assert ("was undone by a rollback" in outcome.message) == undone
 
 
 @pytest.mark.nightly
