@@ -201,9 +201,11 @@ class LocalStorage:
         writer = re.escape(self._writer)
         left = re.compile(rf"\.(.*\.)?{writer}-(?!{self._process}\.).{{8}}\..{{8}}\.part", re.DOTALL)
         with _translated(f"cannot clean {self.root}", absent=()):
-            for part in (self.root / folder).rglob(".*.part"):
-                if left.fullmatch(part.name):
-                    part.unlink(missing_ok=True)
+            for found, _, names in os.walk(
+                self.root / folder
+            ):  # `rglob` ends where a folder is removed meanwhile
+                for name in filter(left.fullmatch, names):
+                    Path(found, name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove this process's temporary files."""

@@ -168,12 +168,12 @@ class Hooks:
         """The files of the callbacks, with their relative names."""
         for path in sorted(self._folder.rglob("*")):
             if path.is_file():
-                yield str(path.relative_to(self._folder)), path
+                yield _named(path, self._folder), path
 
     @property
     def written(self) -> list[str]:
         """What callbacks of the user wrote to relative paths in a rehearsal."""
-        return sorted(str(path.relative_to(self._own)) for path in self._own.rglob("*") if path.is_file())
+        return sorted(_named(path, self._own) for path in self._own.rglob("*") if path.is_file())
 
     def close(self) -> None:
         """Call `on_train_end` if it was not called yet, and delete the files."""
@@ -305,6 +305,11 @@ class Hooks:
                     callback.on_train_end(logs)
             except (Exception, SystemExit) as error:
                 log.warning("%s.on_train_end failed: %s", type(callback).__name__, where(error))
+
+
+def _named(path: Path, folder: Path) -> str:
+    """The name in its folder, as UTF-8: messages and buckets have no other."""
+    return os.fsencode(path.relative_to(folder)).decode(errors="replace")
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

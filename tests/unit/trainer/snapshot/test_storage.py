@@ -327,6 +327,27 @@ def test_incomplete_files_of_a_killed_server_are_removed_by_its_successor(tmp_pa
         assert all(path.exists() for path in [*kept, users])
 
 
+def test_folder_that_another_server_removes_meanwhile_ends_no_cleaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path, "ps-0")
+    left = [tmp_path / folder / ".ps-0-01234567.01234567.part" for folder in "abc"]
+    for part in left:
+        part.parent.mkdir()
+        part.write_bytes(b"x")
+    unlink = Path.unlink
+
+    def beside(path: Path, *, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if len(others := [part for part in left if part.exists()]) == 2:
+            unlink(others[0])
+            others[0].parent.rmdir()
+
+    monkeypatch.setattr(Path, "unlink", beside)
+    storage.sweep()
+    assert not any(part.exists() for part in left)
+
+
 def test_process_that_ends_leaves_nothing_half_written(tmp_path: Path) -> None:
     """Its threads write until it is gone."""
     storage, writing, go = LocalStorage(tmp_path), threading.Event(), threading.Event()

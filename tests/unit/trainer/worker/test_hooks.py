@@ -1,6 +1,7 @@
 """When the hooks of callbacks are called on a worker, and with which arguments."""
 
 import errno
+import os
 import sys
 import urllib.error
 from pathlib import Path
@@ -139,6 +140,18 @@ def test_replayed_epochs_replace_the_files(running):
     ((name, path),) = hooks.files()
     assert name == "tables/log.csv"
     assert path.read_text().split() == ["epoch,loss,val_loss", "0,3.0,NA", "1,2.0,NA"]
+
+
+@pytest.mark.parametrize("contained", [False, True])
+def test_name_that_is_not_utf_8_is_stored_under_one_that_is(running, contained):
+    """Of an archive, for example. No message can have it: the worker that sent the file ended, and the next one."""
+    name = os.fsdecode(b"caf\xe9.csv")
+    writes = callbacks.LambdaCallback(on_epoch_end=lambda *_: Path(name).write_text("1"))
+    hooks = running(lambda: callbacks.CSVLogger(name), *[lambda: writes] * contained, contained=contained)
+    hooks.run(LOGS[:1])
+    ((stored, path),) = hooks.files()
+    assert (stored, path.name) == ("caf\N{REPLACEMENT CHARACTER}.csv", name)
+    assert hooks.written == ([stored] if contained else [])
 
 
 def test_callback_objects_that_are_reused_keep_their_paths(model):
