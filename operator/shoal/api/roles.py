@@ -38,7 +38,7 @@ class SnapshotSpec(Strict):
     every_seconds: Positive = 60
     """Seconds between snapshots."""
     retain: int = Field(3, ge=1, le=100)
-    """Number of snapshots to keep."""
+    """Number of snapshots to keep. A bucket with soft delete or versions keeps, and bills, those that are removed."""
 
 
 class Templated(Strict):

@@ -60,7 +60,9 @@ REFERENCE = {
     ("gcloud", "projects", "describe"): {"--format"},
     ("gcloud", "services", "enable"): set(),
     ("gcloud", "storage", "buckets", "add-iam-policy-binding"): {"--role", "--member"},
-    ("gcloud", "storage", "buckets", "create"): {"--location", "--uniform-bucket-level-access"},
+    ("gcloud", "storage", "buckets", "create"): {
+        "--location", "--uniform-bucket-level-access", "--soft-delete-duration"
+    },
     ("gcloud", "storage", "rm"): {"--recursive"},
     ("eksctl", "create", "cluster"): set(),
     ("eksctl", "delete", "cluster"): {"--name", "--region"},
@@ -118,7 +120,7 @@ def test_commands_of_aws_and_their_options_exist(eks: Run) -> None:
         if (service, name) in OF_THE_COMMAND_LINE:
             assert options <= OF_THE_COMMAND_LINE[service, name], name
             continue
-        model = session.get_service_model(service)
+        model = session.get_service_model({"s3api": "s3"}.get(service, service))
         [operation] = [each for each in model.operation_names if xform_name(each, "-") == name]
         shape = model.operation_model(operation).input_shape
         known = {f"--{xform_name(each, '-')}" for each in (shape.members if shape else ())}
@@ -145,6 +147,28 @@ def test_policies_are_policies(eks: Run) -> None:
         assert policy["Version"] == "2012-10-17"
         for each in policy["Statement"]:
             assert each.keys() == {"Effect", "Action", "Principal" if word in files else "Resource"}
+
+
+def test_what_a_killed_server_has_uploaded_of_a_file_is_deleted(eks: Run) -> None:
+    """Nobody sees these parts, and they are paid for."""
+    [call] = eks.of("aws", "s3api", "put-bucket-lifecycle-configuration")
+    given = dict(zip(call[::2], call[1::2], strict=True))
+    assert {given["--bucket"]} == {url.removeprefix("s3://") for url in eks.names("aws", "s3", "mb")}
+    rules = json.loads(given["--lifecycle-configuration"])
+    shape = (
+        botocore.session.get_session()
+        .get_service_model("s3")
+        .operation_model("PutBucketLifecycleConfiguration")
+    )
+    asked = {"Bucket": given["--bucket"], "LifecycleConfiguration": rules}
+    assert not botocore.validate.ParamValidator().validate(asked, shape.input_shape).has_errors()
+    [rule] = rules["Rules"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert (rule["Status"], rule["Filter"]) == ("Enabled", {"Prefix": ""}), "of the whole bucket"
+
+
+def test_the_bucket_of_google_keeps_no_snapshot_that_was_removed(gke: Run) -> None:
+    assert gke.names("gcloud", "storage", "buckets", "create", option="--soft-delete-duration") == {"0"}
 
 
 @pytest.mark.parametrize("cloud", ["eks", "gke"])
