@@ -329,6 +329,7 @@ class PSClient:
             push_seconds=max(0.0, sending - before),
             pull_seconds=max(0.0, rest + before - waited),
             wait_seconds=waited,
+            filled=answers[0][0].filled,
         )
 
     def _overlapped(

@@ -15,7 +15,7 @@ from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.statistics import Statistics
-from shoal_trainer.ps.update_rules import Optimizer, Update, rule
+from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, fill, filled_by, rule
 from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -35,6 +35,8 @@ class ModelState:
         """The number of gradients in the optimizer's state, or begun: the step of Adam."""
         self.pace: float | None = None
         """The pace at which the velocity was made; None: unknown, so it is taken to be that of the next gradient."""
+        self.filled = 0.0
+        """How much of Adam's first moment is gradients; see `fill`."""
         self._told: float | None = None
         """The learning rate that the last gradient came with; None: that of the optimizer."""
         self._configure(spec, {})
@@ -72,12 +74,22 @@ class ModelState:
         self.parameters[:] = arrays["parameters"]
 
     def load_optimizer(
-        self, arrays: Mapping[str, Vector], updates: int, pace: float | None, agreement: float
+        self,
+        arrays: Mapping[str, Vector],
+        updates: int,
+        pace: float | None,
+        agreement: float,
+        filled: float | None,
     ) -> None:
-        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients. See `pace`."""
+        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients. See `pace`.
+
+        `filled`: see there; None: unknown, so the moments are taken to be made at this pace.
+        """
         for name, values in self.optimizer.state.items():
             values[:] = arrays[name]
         self.updates, self.pace = updates, pace
+        beta = adam_momentum(self.optimizer.config, pace or 1.0)
+        self.filled = filled_by(beta, updates) if filled is None else filled
         self.sampled = Agreement(self.trainable, agreement)
 
     def encode(self, io: Payload) -> None:
@@ -88,7 +100,8 @@ class ModelState:
     def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
         """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
         optimizer, rate = self.optimizer, self._rate(samples) if self._told is None else self._told
-        update = Update(rate * weight, self.updates + 1, pace, ahead, before=self.pace or pace)
+        before = self.pace or pace
+        update = Update(rate * weight, self.updates + 1, pace, ahead, before=before, filled=self.filled)
         optimizer.anticipate(self.parameters, io, update)
         for part, values in parts(io, optimizer.size):
             kernels.encode(self.parameters[part], values)
@@ -111,13 +124,15 @@ class ModelState:
             rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
         self.updates += 1
         before, self.pace = self.pace or pace, pace
-        return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
+        update = Update(rate * weight, self.updates, pace, ahead, later * weight, before, self.filled)
+        self.filled = fill(self.filled, adam_momentum(self.optimizer.config, pace))
+        return update
 
     def agreement(self) -> float:
         """How far the last gradients agree, from 0 (noise) to 1: by Adam's moments, or by samples with momentum."""
         if self._samples:
             return min(1.0, max(0.0, self.sampled.mean))
-        return self.optimizer.agreement(self.updates, self.pace or 1.0)
+        return self.optimizer.agreement(self.updates, self.pace or 1.0, self.filled)
 
     def meet(self, worker: int, io: Payload) -> Doubles:
         """Compare a gradient, or what `io` has of it, with the last one of another worker; see `Agreement`."""
@@ -145,5 +160,5 @@ class ModelState:
         self.sampled, self._samples = Agreement(trainable), rule(spec.optimizer) == "momentum"
         self._statistics = Statistics(spec.averages, trainable, self.high - self.low, self.low)
         if not self.optimizer.state.keys() <= kept.keys():
-            self.updates = 0
+            self.updates, self.filled = 0, 0.0
         self.spec = spec

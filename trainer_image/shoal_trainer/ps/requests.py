@@ -187,15 +187,15 @@ class Copying(_OnShard, Request[ShardCopy]):
         shard, model, history = self.shard, self.model, self.shard.history
         history.journal.copied(history.version)
         # Of a push that began behind the copy nothing was copied, and its optimizer step is not in it either.
-        behind = (push.weighed for push, first in self.walk.missing.items() if not first)
-        steps = sum(weighed is not None and weighed.update is not None for weighed in behind)
+        weighed = (push.weighed for push, first in self.walk.missing.items() if not first)
+        behind = [found.update for found in weighed if found is not None and found.update is not None]
         return ShardCopy.model_construct(  # thousands of pushes are not checked under the lock
             index=shard.index,
             shards=shard.shards,
             epoch=shard.epoch,
             version=history.version,
             samples=history.samples,
-            updates=model.updates - steps,
+            updates=model.updates - len(behind),
             low=model.low,
             high=model.high,
             model=model.spec,
@@ -205,6 +205,7 @@ class Copying(_OnShard, Request[ShardCopy]):
             begun=history.begun(self.walk),
             generation=history.generation,
             pace=model.pace,
+            filled=min([model.filled, *(update.filled for update in behind)]),
             agreement=model.sampled.mean,
             usual=shard.damping.length.value,
         )

@@ -304,7 +304,7 @@ class DataServer:
         if not answers:
             return stream.result.version
         answer = encode_answer(stream.result.meta)
-        fields = {"codec": codec, "version": stream.result.version, "waited": request.waited}
+        fields = _answered(request, stream.result)
         head = self._header(Op.PARAMETERS, len(answer), **fields)
         channel.send(header.encode(head) + answer)
         return None
@@ -363,7 +363,7 @@ class DataServer:
 
     def _reply(self, channel: Channel, request: Header, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
-        fields = {"codec": request.codec, "version": reply.version, "waited": request.waited}
+        fields = _answered(request, reply)
         head = self._header(Op.PARAMETERS, len(meta), length=loan.nbytes, **fields)
         first = [header.encode(head) + meta]
         for piece in loan.return_after_use():
@@ -378,6 +378,12 @@ class DataServer:
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
         return Header(op, shard=shard.index, boot=shard.boot, meta=meta, **fields)
+
+
+def _answered(request: Header, answer: Answer) -> dict[str, Any]:
+    """The header's fields of the parameters that answer a request."""
+    said = {"version": answer.version, "filled": answer.filled}
+    return said | {"codec": request.codec, "waited": request.waited}
 
 
 def _code(error: TrainerError) -> ErrorCode:

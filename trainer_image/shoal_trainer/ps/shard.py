@@ -321,7 +321,7 @@ class ShardStore:
             model.load(copy.arrays)
             self._other_run = other_run or weights_only
             if not weights_only:
-                model.load_optimizer(copy.arrays, copy.updates, copy.pace, copy.agreement)
+                model.load_optimizer(copy.arrays, copy.updates, copy.pace, copy.agreement, copy.filled)
             self._state = State.RECOVERING
             if self._other_run:
                 self.history.samples = self._other_samples = 0 if weights_only else copy.samples
@@ -410,6 +410,7 @@ class ShardStore:
 
     def answer(self, slot: int, known: int, walk: Walk) -> Answer:
         """`known`: the version up to which the worker has the journal; -1: it has none."""
+        assert self.model is not None
         self.workers.pulled(slot)
         journal = self.history.journal.since(known)
         begun = self.history.begun(walk, journal.floor)
@@ -417,7 +418,7 @@ class ShardStore:
         counts = self.history.samples, self.workers.live, applied
         factor = self.damping.rate(self.damping.pace(self.workers.live))
         meta = AnswerMeta(*counts, journal, self.stopped(), begun, walk.torn, factor)
-        return Answer(self.history.version, meta)
+        return Answer(self.history.version, meta, self.model.filled)
 
     def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:

@@ -42,7 +42,7 @@ class Update(NamedTuple):
     """The learning rate of one push, the optimizer's step (from 1), and the `pace` of `Damping`.
 
     `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`). `before`: the
-    pace at which the velocity was made.
+    pace at which the velocity was made. `filled`: of Adam's first moment before this update (nan: all at this pace).
     """
 
     rate: float
@@ -51,6 +51,7 @@ class Update(NamedTuple):
     ahead: float = 0.0
     next_rate: float = math.nan
     before: float = 1.0
+    filled: float = math.nan
 
     @property
     def later(self) -> float:
@@ -106,27 +107,27 @@ class Optimizer:
                 lookahead.glide_lion(w[part], state["m"], values, f(update.ahead * update.rate))
             elif update.ahead and "m" in state and update.step > 1:
                 beta = adam_momentum(c, update.pace)
-                ahead = update.ahead * beta * _glide_adam(c, beta, update.rate, update.step)
+                glide = _glide_adam(c, beta, update.rate, update.step, _filled(update, beta))
+                ahead = update.ahead * beta * glide
                 lookahead.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
             else:
                 kernels.encode(w[part], values)
 
-    def agreement(self, step: int, pace: float) -> float:
+    def agreement(self, step: int, pace: float, filled: float) -> float:
         """How far the gradients up to `step` agree, from 0 (noise) to 1, by Adam's moments; 0 without these.
 
         It is m² / v, the mean over a sample of the values, less what m² / v is of independent gradients. `pace`: at
-        which m was made.
+        which m was made; `filled`: see `fill`.
         """
         beta = adam_momentum(self.config, pace)
         if step < 2 or not self.size or beta <= 0 or not {"m", "v"} <= self.state.keys():
             return 0.0
         stride = -(-self.size // SAMPLE)
         m, v = (self.state[name][::stride].astype(np.float64) for name in ("m", "v"))
-        old = beta**step
-        noise = (1 - beta) / (1 + beta) * (1 + old) / (1 - old)
+        noise = (1 - beta) / (1 + beta) * (2 - filled) / filled
         with np.errstate(all="ignore"):  # a run that diverges is answered, too
             squares = np.divide(m * m, v, out=np.zeros_like(m), where=v > 0)
-        found = float(squares.mean()) * (1 - self.config.beta_2**step) / (1 - old) ** 2
+        found = float(squares.mean()) * (1 - self.config.beta_2**step) / filled**2
         return min(1.0, max(0.0, (found - noise) / (1 - noise)))
 
     def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:
@@ -177,22 +178,23 @@ class Optimizer:
         """Adam, AdamW, Nadam, Lion."""
         c, f, step = self.config, np.float32, update.step
         beta = adam_momentum(c, update.pace)
+        filled = _filled(update, beta)
         if c.name == "lion":
             b1, b2 = (f(beta), f(1) - f(beta)), (f(c.beta_2), f(1) - f(c.beta_2))
             return kernels.lion(w, state["m"], io, rate, decay, *b1, *b2, f(update.ahead * update.later))
         new = f(1 - beta), f(1 - c.beta_2)
         if c.name == "nadam":
-            of_m, of_g = nadam_parts(beta, update.rate, step)
+            of_m, of_g = nadam_parts(beta, update.rate, step, filled)
             bias = f(1) - f(c.beta_2) ** f(step)
-            ahead = update.ahead * beta * nadam_parts(beta, update.later, step + 1)[0]
+            ahead = update.ahead * beta * nadam_parts(beta, update.later, step + 1, fill(filled, beta))[0]
             ahead *= math.sqrt((1 - c.beta_2 ** (step + 1)) / (1 - c.beta_2**step))
             return kernels.nadam(
                 w, state["m"], state["v"], io, f(of_m), f(of_g), decay, *new, bias, f(c.epsilon), f(ahead)
             )
-        alpha = _alpha(c, beta, update.rate, step)
+        alpha = _alpha(c, update.rate, step, filled)
         ahead = update.ahead * beta
         if ahead and alpha:
-            ahead *= float(_alpha(c, beta, update.later, step + 1) / alpha)
+            ahead *= float(_alpha(c, update.later, step + 1, fill(filled, beta)) / alpha)
         return kernels.adam(w, state["m"], state["v"], io, alpha, decay, *new, f(c.epsilon), f(ahead))
 
 
@@ -223,17 +225,35 @@ def adam_momentum(config: OptimizerConfig, pace: float) -> float:
     return config.beta_1 if pace == 1 else 1 - (1 - config.beta_1) / pace**0.75
 
 
-def nadam_parts(beta_1: float, rate: float, step: int) -> tuple[float, float]:
-    """How far step `step` of Nadam moves along the first moment, and along its gradient."""
+def fill(filled: float, beta_1: float) -> float:
+    """How much of Adam's first moment is gradients after one more, when it was `filled`: the sum of their weights.
+
+    At one pace it is Keras' 1 - beta_1**step. A beta_1 that has grown since has not taken away from the gradients of
+    before: if the moment were divided by what that formula says then, steps would be many times as long.
+    """
+    return beta_1 * filled + (1 - beta_1)
+
+
+def filled_by(beta_1: float, updates: int) -> float:
+    """The same after so many updates at one beta_1."""
+    return float(1 - beta_1**updates)
+
+
+def _filled(update: Update, beta_1: float) -> float:
+    """The same after `update`."""
+    return filled_by(beta_1, update.step) if math.isnan(update.filled) else fill(update.filled, beta_1)
+
+
+def nadam_parts(beta_1: float, rate: float, step: int, filled: float) -> tuple[float, float]:
+    """How far step `step` of Nadam moves along the first moment, `filled` with its gradient, and along the latter."""
     now, later = (beta_1 * (1 - 0.5 * 0.96**at) for at in (step, step + 1))
-    product = _nadam_product(beta_1, step)
+    product = (1 - filled) * _nadam_delay(step)
     return rate * later / (1 - product * later), rate * (1 - now) / (1 - product)
 
 
-def _nadam_product(beta_1: float, step: int) -> float:
-    """The product of Nadam's momenta up to `step`; from 1,000 on they are beta_1."""
-    single = min(step, 1000)
-    return float(np.prod(beta_1 * (1 - 0.5 * 0.96 ** np.arange(1.0, single + 1)))) * beta_1 ** (step - single)
+def _nadam_delay(step: int) -> float:
+    """The product of Nadam's momenta up to `step`, over that of their beta_1, which they are from 1,000 on."""
+    return float(np.prod(1 - 0.5 * 0.96 ** np.arange(1.0, min(step, 1000) + 1)))
 
 
 def rule(config: OptimizerConfig) -> str:
@@ -243,12 +263,12 @@ def rule(config: OptimizerConfig) -> str:
     return "rmsprop with momentum" if config.momentum and config.name == "rmsprop" else config.name
 
 
-def _glide_adam(config: OptimizerConfig, beta_1: float, rate: float, step: int) -> float:
+def _glide_adam(config: OptimizerConfig, beta_1: float, rate: float, step: int, filled: float) -> float:
     """How far step `step` of Adam or Nadam moves along m / √v, without its gradient."""
     if config.name == "nadam":
         power = 1 - config.beta_2**step
-        return float(nadam_parts(beta_1, rate, step)[0] * math.sqrt(power))
-    return float(_alpha(config, beta_1, rate, step))
+        return float(nadam_parts(beta_1, rate, step, filled)[0] * math.sqrt(power))
+    return float(_alpha(config, rate, step, filled))
 
 
 def _glide(config: OptimizerConfig, pace: float) -> float:
@@ -257,11 +277,10 @@ def _glide(config: OptimizerConfig, pace: float) -> float:
     return mu * mu if config.nesterov else mu
 
 
-def _alpha(config: OptimizerConfig, beta_1: float, rate: float, step: int) -> np.float32:
+def _alpha(config: OptimizerConfig, rate: float, step: int, filled: float) -> np.float32:
     """The size of a step of Adam, as Keras computes it."""
     f = np.float32
-    power_1, power_2 = f(beta_1) ** f(step), f(config.beta_2) ** f(step)
-    return f(f(rate) * np.sqrt(f(1) - power_2) / (f(1) - power_1))
+    return f(f(rate) * np.sqrt(f(1) - f(config.beta_2) ** f(step)) / f(filled))
 
 
 def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple[int, int, bool]]:

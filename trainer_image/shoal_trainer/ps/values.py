@@ -37,10 +37,11 @@ class AppliedPush(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a pull or push, without the parameters."""
+    """The answer to a pull or push, without the parameters. `filled`: of Adam's first moment (`update_rules`)."""
 
     version: int
     meta: AnswerMeta
+    filled: float = 0.0
 
 
 class ShardState(Message):
@@ -54,6 +55,8 @@ class ShardState(Message):
     updates: int = 0
     pace: float | None = None
     """The pace of `Damping` at which the optimizer's velocity was made; None: unknown."""
+    filled: float | None = None
+    """How much of Adam's first moment is gradients; None: unknown. See `update_rules.fill`."""
     agreement: float = 0.0
     """How far gradients agreed, by samples of them; see `Agreement`."""
     usual: float | None = None

@@ -271,6 +271,7 @@ class SnapshotStore:
             begun=() if own is None else own.begun,
             generation=manifest.generation,
             pace=_mean(part.pace for part in parts),
+            filled=_mean(part.filled for part in parts),
             agreement=fmean(part.agreement for part in parts),
             usual=_mean(part.usual for part in parts),
         )

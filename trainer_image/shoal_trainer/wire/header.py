@@ -17,7 +17,7 @@ from shoal_trainer.errors import OtherVersion, ProtocolError
 
 MAGIC = b"SHOL"
 VERSION = 8
-_LAYOUT = struct.Struct("<4sBBBBHxxIIfIQQQQf")
+_LAYOUT = struct.Struct("<4sBBBBHeIIfIQQQQf")
 SIZE = _LAYOUT.size
 
 IDLE = 1
@@ -103,7 +103,8 @@ class Header(NamedTuple):
     number of a push, the generation of an offered copy, or an `ErrorCode`. `meta`, `length`: the bytes of the meta
     block and of the payload that follow it, in this order. `ahead`: of a pull or push, after how many more updates the
     worker's next gradient will arrive; the answer has the parameters expected there. `waited`: of an answer, for how
-    many seconds slower workers held its push up (`ps/workers`); an earlier server has nothing there, which is 0.
+    many seconds slower workers held its push up (`ps/workers`). `filled`: of an answer, see `Pulled`, to three digits.
+    An earlier server has nothing in these two, which is 0.
     """
 
     op: Op
@@ -119,6 +120,7 @@ class Header(NamedTuple):
     flags: int = 0
     ahead: float = 0.0
     waited: float = 0.0
+    filled: float = 0.0
 
 
 def encode(header: Header, version: int = VERSION) -> bytes:
@@ -130,6 +132,7 @@ def encode(header: Header, version: int = VERSION) -> bytes:
         header.codec,
         header.flags,
         header.shard,
+        header.filled,
         header.slot,
         header.incarnation,
         header.waited,
@@ -149,7 +152,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, op, codec, flags, shard, slot, inc, waited, meta, *rest = _LAYOUT.unpack(data)
+    magic, version, op, codec, flags, shard, filled, slot, inc, waited, meta, *rest = _LAYOUT.unpack(data)
     boot, seq, base, length, ahead = rest
     if magic != MAGIC:
         raise ProtocolError("not a message of the Shoal data plane")
@@ -166,4 +169,6 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError(f"{kind.name} asks for the parameters after {ahead} updates")
     if not 0 <= waited < math.inf:
         raise ProtocolError(f"{kind.name} says that a push was held up for {waited} s")
-    return Header(kind, coding, shard, slot, inc, meta, boot, seq, base, length, flags, ahead, waited)
+    if not 0 <= filled <= 1:
+        raise ProtocolError(f"{kind.name} says that a moment is {filled} gradients")
+    return Header(kind, coding, shard, slot, inc, meta, boot, seq, base, length, flags, ahead, waited, filled)

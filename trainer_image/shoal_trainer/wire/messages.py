@@ -274,6 +274,8 @@ class Pulled:
     """In neither of them: slower workers held the push up or, once it was applied, others its worker in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
+    filled: float = 0.0
+    """How much of Adam's first moment in shard 0 is gradients (`update_rules.fill`); 0: its server does not say."""
 
     @property
     def samples(self) -> int:

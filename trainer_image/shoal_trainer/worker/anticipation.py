@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.damping import Damping
-from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, stretch
+from shoal_trainer.ps.update_rules import adam_momentum, fill, filled_by, momentum_at, nadam_parts, stretch
 from shoal_trainer.wire.header import MAX_AHEAD
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
 from shoal_trainer.worker.send import Send
@@ -78,11 +78,12 @@ class Anticipation:
         if c.name in {"adam", "adamw", "nadam"}:
             self._seen += 1
             beta, step = adam_momentum(c, pace), pulled.versions[0] + 1
+            filled = fill(pulled.filled or filled_by(beta, pulled.versions[0]), beta)
             if c.name == "nadam":
-                of_m, of_g = nadam_parts(beta, rate, step)
+                of_m, of_g = nadam_parts(beta, rate, step, filled)
                 rate = of_m * steps * (1 - beta) + of_g
             else:
-                rate *= steps * (1 - beta) / (1 - beta**step)
+                rate *= steps * (1 - beta) / filled
             return "adam", rate, 1 - c.beta_2, 1 - c.beta_2**self._seen, c.epsilon
         if c.name == "rmsprop":
             rate *= steps / stretch(pace) if c.momentum else 1.0

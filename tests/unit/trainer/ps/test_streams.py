@@ -20,6 +20,7 @@ from shoal_trainer.ps.contents import KEPT_INCARNATIONS
 from shoal_trainer.ps.history import History
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
+from shoal_trainer.ps.update_rules import filled_by
 from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, Held, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up, push_to
@@ -614,6 +615,8 @@ def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
     assert [(push.slot, push.pieces) for push in copy.begun] == [(0, 1)]
     assert shard.model is not None
     assert (copy.updates, shard.model.updates) == (2, 3)
+    assert copy.filled is not None
+    assert filled_by(config.beta_1, 1) < copy.filled <= filled_by(config.beta_1, 2) < shard.model.filled
 
 
 def test_staleness_of_a_slow_push_is_that_of_its_first_piece() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.ps.update_rules import momentum_at
+from shoal_trainer.ps.update_rules import adam_momentum, filled_by, momentum_at
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
@@ -24,11 +24,11 @@ MODEL = ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=CONFIG)
 class Job:
     """A shard to which `workers` push the same gradient in turn."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, config: OptimizerConfig = CONFIG) -> None:
         self.seq = 0
         self.workers = workers
         self.shard = ShardStore(0, 1, 0, boot=1)
-        self.shard.hello(0, 0, MODEL)
+        self.shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
         self.shard.offer(0, 0, grad(0.0))
 
     def push(self, gradient: float, times: int) -> np.ndarray:
@@ -117,6 +117,32 @@ def test_file_without_a_pace_rescales_nothing_at_the_first_update() -> None:
     assert job.model.pace is not None
     mu = momentum_at(CONFIG, job.model.pace)
     assert velocity == pytest.approx(mu * float(copy.arrays["momentum"][0]), rel=1e-5)
+
+
+def test_what_fills_adams_first_moment_is_that_of_the_snapshot(tmp_path: Path) -> None:
+    """It was made at several paces, of which the number of updates does not tell."""
+    job = Job(1, CONFIG.model_copy(update={"name": "adam"}))
+    job.push(1.0, 20)
+    job.workers = 16
+    job.push(1.0, 20)
+    store = SnapshotStore(LocalStorage(tmp_path))
+    save(store, [job.shard])
+    found = store.load_newest(0, 1)
+    assert found is not None
+    filled = job.model.filled
+    job.push(1.0, 9)
+    job.shard.roll_back(found[1].model_copy(update={"generation": 1}))
+    assert job.model.filled == filled
+
+
+def test_file_without_what_fills_adams_moment_is_taken_to_be_of_its_pace() -> None:
+    job = Job(4, CONFIG.model_copy(update={"name": "adam"}))
+    job.push(1.0, 5)
+    copy = job.shard.copy()
+    assert copy is not None
+    assert copy.pace is not None
+    job.shard.roll_back(copy.model_copy(update={"generation": 1, "filled": None}))
+    assert job.model.filled == filled_by(adam_momentum(CONFIG, copy.pace), 5)
 
 
 def test_agreement_is_that_of_the_snapshot(tmp_path: Path) -> None:

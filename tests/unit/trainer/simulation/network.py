@@ -383,4 +383,5 @@ class Exchange:
         for (_, values), (low, high) in zip(found, self.world.bounds, strict=True):
             out[low:high] = values
         answers = [answer for answer, _ in found]
-        return Pulled(tuple(a.version for a in answers), tuple(a.meta for a in answers))
+        versions, metas = tuple(a.version for a in answers), tuple(a.meta for a in answers)
+        return Pulled(versions, metas, filled=answers[0].filled)

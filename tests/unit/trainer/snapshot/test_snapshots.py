@@ -73,9 +73,9 @@ def test_who_pushed_to_one_part_only_has_applied_nothing() -> None:
 
 
 PART = """{
-    "index": 0, "shards": 1, "epoch": 2, "version": 7, "samples": 14, "updates": 6, "pace": 0.5, "agreement": 0.25,
-    "usual": 1.5, "low": 0, "high": 8, "file": "0000000001-2.shard-0-of-1-0a1b2c3d", "size": 128, "sha256": "c0ffee",
-    "applied": [[0, 0, 7], [1, 0, 2]], "pushes": [[0, 0, 1, 8], [1, 0, 1, 3]],
+    "index": 0, "shards": 1, "epoch": 2, "version": 7, "samples": 14, "updates": 6, "pace": 0.5, "filled": 0.75,
+    "agreement": 0.25, "usual": 1.5, "low": 0, "high": 8, "file": "0000000001-2.shard-0-of-1-0a1b2c3d", "size": 128,
+    "sha256": "c0ffee", "applied": [[0, 0, 7], [1, 0, 2]], "pushes": [[0, 0, 1, 8], [1, 0, 1, 3]],
     "begun": [[1, 0, 3, 2, -1, [[0, -1, 4, 6]]]]
 }"""
 
@@ -84,7 +84,7 @@ def test_a_part_has_the_same_keys_in_the_manifests_of_all_versions() -> None:
     part, known = ShardFile.model_validate_json(PART), json.loads(PART)
     assert json.loads(part.to_json()) == known
     assert part.begun == (BegunPush(1, 0, 3, 2, -1, (Progress(0, -1, 4, 6),)),)
-    for later in ("samples", "updates", "pace", "agreement", "usual", "applied", "pushes", "begun"):
+    for later in ("samples", "updates", "pace", "filled", "agreement", "usual", "applied", "pushes", "begun"):
         del known[later]
     assert ShardFile.model_validate(known).pushes == ()
 

@@ -72,6 +72,7 @@ headers = st.builds(
     flags=st.integers(0, 255),
     ahead=st.floats(0, 8192, width=32),
     waited=st.floats(0, 8192, width=32),
+    filled=st.floats(0, 1, width=16),
 )
 pushes = st.builds(
     PushMeta,
@@ -126,6 +127,12 @@ def test_header_that_looks_ahead_too_far_is_refused(ahead: float) -> None:
 def test_header_of_a_push_that_waited_for_no_time_is_refused(waited: float) -> None:
     with pytest.raises(ProtocolError, match="OK says that a push was held up for"):
         header.decode(header.encode(Header(Op.OK, waited=waited)))
+
+
+@pytest.mark.parametrize("filled", [-0.5, math.nan, 1.5])
+def test_header_of_a_moment_of_more_than_gradients_is_refused(filled: float) -> None:
+    with pytest.raises(ProtocolError, match="PARAMETERS says that a moment is"):
+        header.decode(header.encode(Header(Op.PARAMETERS, filled=filled)))
 
 
 @settings(deadline=None)

@@ -131,6 +131,23 @@ def test_gradient_in_flight_goes_as_far_as_the_servers_say() -> None:
         np.testing.assert_allclose(moved, -0.5 * factor)
 
 
+@pytest.mark.parametrize("name", ["adam", "nadam"])
+def test_gradient_in_flight_moves_as_far_as_the_first_moment_of_the_servers_lets_it(name) -> None:
+    """Not as if the moment had been made by as many workers as there are now, or began with this run."""
+    config = OptimizerConfig(name=name, learning_rate=0.1, batch_size=1)
+
+    def moved(version, filled=0.0, live=1):
+        anticipation = Anticipation(config, N, HostInclusion(N, lambda array: array))
+        send = Send(np.ones(N, np.float32), Push(1, (version,), PushMeta(1)), overlapped=False)
+        known = Pulled((version,), (AnswerMeta(0, live),), filled=filled)
+        return -float(anticipation.include(np.zeros(N, np.float32), send, known)[0])
+
+    assert moved(10) == pytest.approx(moved(10, 1 - 0.9**10), rel=1e-5)  # an earlier server does not say
+    assert moved(0, 1.0) < 0.6 * moved(0)  # of an earlier run
+    share = 0.2 if name == "adam" else 1.0  # Nadam's goes along its gradient more than along its moment
+    assert moved(20, 1 - 0.9**20, live=64) < share * moved(20, live=64)  # of one worker, before the others
+
+
 def test_look_ahead_grows_with_the_staleness_that_others_make():
     anticipation = Anticipation(OptimizerConfig(), 1, None)
     assert anticipation.ahead(in_flight=False) == 0
