@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -18,6 +19,8 @@ from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, fill, filled_by, rule
 from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+
+log = logging.getLogger(__name__)
 
 
 class ModelState:
@@ -59,11 +62,17 @@ class ModelState:
         return place(high - low, trainable, codec.dtype) * codec.itemsize
 
     def reconfigure(self, spec: ModelSpec) -> None:
-        """Change to the optimizer of `spec`, a model of the same shapes.
+        """Change to the optimizer of `spec`, a model of the same shapes, whose state is kept if it is of the same kind.
 
-        State with the same name is kept. If the new optimizer needs any other state, its steps start at 0.
+        What another one calls the same is something else: SGD's velocity has the learning rate in it, and RMSprop's has
+        not. Adam's, AdamW's and Nadam's moments are the same. If the new optimizer needs any other state, its steps
+        start at 0.
         """
-        self._configure(spec, self.optimizer.state)
+        old, new = self.spec.optimizer.name, spec.optimizer.name
+        kept = old == new or {old, new} <= {"adam", "adamw", "nadam"}
+        if self.updates and self.optimizer.state and not kept:
+            log.warning("the state of %s is dropped: this run continues with %s, which begins anew", old, new)
+        self._configure(spec, self.optimizer.state if kept else {})
 
     def arrays(self) -> dict[str, Vector]:
         """The parameters and the optimizer's state, by name."""
@@ -160,5 +169,5 @@ class ModelState:
         self.sampled, self._samples = Agreement(trainable), rule(spec.optimizer) == "momentum"
         self._statistics = Statistics(spec.averages, trainable, self.high - self.low, self.low)
         if not self.optimizer.state.keys() <= kept.keys():
-            self.updates, self.filled = 0, 0.0
+            self.updates, self.pace, self.filled = 0, None, 0.0
         self.spec = spec

@@ -485,6 +485,40 @@ def test_optimizer_steps_are_kept_only_with_their_moments(name: str, kept: int) 
     assert adam_steps(shard, 0) < 1.2 * adam_steps(ready(model), 0)
 
 
+VELOCITY = OptimizerConfig(learning_rate=0.1, momentum=0.9, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (VELOCITY, OptimizerConfig(name="rmsprop", learning_rate=0.001, momentum=0.9, batch_size=1)),
+        (OptimizerConfig(name="lion", batch_size=1), ADAM),
+        (OptimizerConfig(name="rmsprop", batch_size=1), ADAM),
+    ],
+    ids=["velocity", "first moment", "second moment"],
+)
+def test_state_of_another_kind_is_not_taken_for_its_own(
+    theirs: OptimizerConfig, ours: OptimizerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A velocity of SGD has the learning rate in it, by which that of RMSprop is multiplied later."""
+
+    def first_update(shard: ShardStore) -> float:
+        before = float(read(shard)[0])
+        push_to(shard, 0, 0, 1000, shard.history.version, ONE, io := grad())
+        return before - float(io[0])
+
+    old = ready(MODEL.model_copy(update={"optimizer": theirs}))
+    for seq in range(1, 51):
+        push_to(old, 0, 0, seq, seq - 1, ONE, grad())
+    model = MODEL.model_copy(update={"optimizer": ours})
+    shard = ShardStore(0, 1, 0, clock=(clock := Clock()))
+    shard.restore(copy_of(old), other_run=True)
+    shard.hello(0, 0, model)
+    clock.now += 10.0
+    assert first_update(shard) == pytest.approx(first_update(ready(model)), rel=1e-3)
+    assert f"the state of {theirs.name} is dropped" in caplog.text
+
+
 def test_weights_of_another_run_accept_another_optimizer() -> None:
     copy = ready().copy()
     assert copy is not None
