@@ -108,7 +108,7 @@ class ModelState:
 
     def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
         """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
-        optimizer, rate = self.optimizer, self._rate(samples) if self._told is None else self._told
+        optimizer, rate = self.optimizer, self._last_rate(samples)
         before = self.pace or pace
         update = Update(rate * weight, self.updates + 1, pace, ahead, before=before, filled=self.filled)
         optimizer.anticipate(self.parameters, io, update)
@@ -126,11 +126,8 @@ class ModelState:
         `samples`: how many the shard has seen, for the schedule of a push without its own learning rate. `pace`: see
         `Damping`. Its answer has the parameters expected after `ahead` more updates.
         """
-        self._told = rate = meta.learning_rate
-        if rate is not None:
-            later = rate
-        else:
-            rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
+        rate, later = self._rates(meta, samples, ahead)
+        self._told = meta.learning_rate
         self.updates += 1
         before, self.pace = self.pace or pace, pace
         update = Update(rate * weight, self.updates, pace, ahead, later * weight, before, self.filled)
@@ -151,6 +148,24 @@ class ModelState:
         """Apply a mean gradient (None: there is none) of so many steps, or what `io` has of it, of staleness `tau`."""
         non_finite = self.optimizer.apply(self.parameters, io, update)
         return self._statistics.apply(self.parameters, io, steps, 1 / max(1, tau)) or non_finite
+
+    def check_rate(self, meta: PushMeta | None, samples: int, ahead: float) -> None:
+        """`UserError` if the schedule cannot be evaluated for a push (None: for a pull) with such an answer."""
+        if meta is None:
+            if ahead:
+                self._last_rate(samples)
+        elif not meta.skipped:
+            self._rates(meta, samples, ahead)
+
+    def _last_rate(self, samples: int) -> float:
+        """The learning rate without a push."""
+        return self._rate(samples) if self._told is None else self._told
+
+    def _rates(self, meta: PushMeta, samples: int, ahead: float) -> tuple[float, float]:
+        """The learning rate of a gradient, and of the one after it (nan: its answer is not `ahead`)."""
+        if meta.learning_rate is not None:
+            return meta.learning_rate, meta.learning_rate
+        return self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
 
     def _rate(self, samples: int) -> float:
         config = self.optimizer.config

@@ -256,6 +256,9 @@ class DataServer:
         assert shard.model is not None
         size = shard.piece * (4 if shard.model.trainable < shard.size else codec.itemsize)
         try:
+            if request.op is not Op.DELTA_PULL:
+                # Amid a payload nothing could tell it, and its worker would take the server for lost, again and again.
+                shard.check_rate(None if request.op is Op.PULL else decode_push(meta), request.ahead)
             with self._pool.lend(size, shard.model.nbytes) as loan:
                 self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else shard.piece)
                 # Only now: what a waiting request has not begun holds up nobody.

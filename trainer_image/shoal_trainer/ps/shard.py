@@ -242,6 +242,12 @@ class ShardStore:
             walk = self.history.walks.begin(self.history.begin(worker, seq, meta))
             return self._stream(Pushing(self, boot, walk, worker, seq, base, meta, ahead, delta=delta))
 
+    def check_rate(self, meta: PushMeta | None, ahead: float) -> None:
+        """`UserError` if the schedule cannot be evaluated for a push (None: for a pull) that would begin now."""
+        with self.lock:
+            if self.model is not None:
+                self.model.check_rate(meta, self.history.samples, ahead)
+
     def run(self, stream: Stream[T], io: Payload) -> T:
         """All of a request at once, in place. `ProtocolError` if `io` has another size."""
         try:

@@ -30,7 +30,18 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire import header
-from shoal_trainer.wire.messages import AnswerMeta, Copy, Held, Progress, Pulled, Push, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    Copy,
+    Held,
+    OptimizerConfig,
+    Progress,
+    Pulled,
+    Push,
+    PushMeta,
+    Schedule,
+    ShardWelcome,
+)
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
@@ -66,6 +77,7 @@ def test_worker_trains_with_every_encoding(
     assert pulled.versions == (3,) * shards
     assert [answer.applied for answer in pulled.answers] == [{}] * shards  # the journal tells it
     assert pulled.samples == 3
+    assert pulled.filled == pytest.approx(1 - 0.9**3, abs=1e-3)
     assert [answer.applied for answer in client.pull(out).answers] == [{(0, 0): 3}] * shards
     cluster.close()
 
@@ -205,6 +217,30 @@ def test_answer_of_a_large_push_is_read_while_it_is_sent(
     monkeypatch.setattr(ShardClient, "receive_payload", receives)
     client.push_pull(flat(1.0), out, Push(1, pulled.versions, PushMeta(1)))
     np.testing.assert_array_equal(out[: MODEL.parameters], -1)
+    cluster.close()
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+@pytest.mark.parametrize("kind", ["push_pull", "push_round"])
+@pytest.mark.parametrize("ahead", [0.0, 2.0])
+def test_schedule_that_cannot_be_evaluated_ends_the_job_with_the_reason(
+    credentials: Credentials, streams: bool, kind: str, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amid a payload nothing could tell it: the worker would take the server for lost, and come again for ever."""
+    ask_always(monkeypatch)
+    restarts = {"initial_learning_rate": 0.1, "first_decay_steps": 2, "t_mul": 0.5}
+    rate = Schedule(name="CosineDecayRestarts", config=restarts)
+    model = MODEL.model_copy(
+        update={"optimizer": OptimizerConfig(learning_rate=rate, momentum=0.9, batch_size=1)}
+    )
+    cluster = Cluster(credentials, streams=streams).serve()
+    client, out = cluster.client(), aligned(N)
+    client.hello(model, Copy(lambda: flat(0.0)))
+    versions = client.pull(out).versions
+    with pytest.raises(UserError, match="the learning-rate schedule CosineDecayRestarts cannot be evaluated"):
+        for seq in range(1, 9):
+            versions = getattr(client, kind)(flat(1.0), out, Push(seq, versions, PushMeta(1), ahead)).versions
+    assert versions[0] >= 3
     cluster.close()
 
 
