@@ -283,9 +283,9 @@ def _no_decay(
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A schedule's `get_config()` without its name, with Python numbers."""
+    """A schedule's `get_config()` without its name, with Python numbers and lists."""
     return {
-        key: value.item() if hasattr(value, "item") else value
+        key: value.tolist() if hasattr(value, "tolist") else value
         for key, value in config.items()
         if key != "name" and not (isinstance(value, float) and math.isnan(value))
     }

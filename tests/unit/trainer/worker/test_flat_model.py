@@ -13,7 +13,7 @@ from shoal_trainer.data.batch import Batch, fill
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import flatten
+from shoal_trainer.worker.layout import flatten, layout_of
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
@@ -56,6 +56,18 @@ def test_weight_decay_exclusions_become_ranges_of_the_flat_vector():
     flat_model = FlatModel(model, BATCHES[0], "fp32")
     biases = [(e.offset, e.offset + e.size) for e in flat_model.layout.entries if e.path.endswith("bias")]
     assert list(place(model, flat_model.layout, 16).config.no_decay) == biases
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "values"),
+    [(np.array([3, 6]), np.linspace(0.5, 0.1, 3)), ([np.int64(3), 6], list(np.linspace(0.5, 0.1, 3)))],
+    ids=["arrays", "numbers of NumPy"],
+)
+def test_schedule_may_be_made_of_arrays(boundaries, values):
+    """Keras takes them, too."""
+    model = functional(SGD(schedules.PiecewiseConstantDecay(boundaries, values)))
+    rate = place(model, layout_of(model), 16).config.learning_rate
+    assert rate.config == {"boundaries": [3, 6], "values": pytest.approx([0.5, 0.3, 0.1])}
 
 
 def test_mixed_float16_scales_the_loss_and_skips_overflows():
