@@ -20,6 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.errors import HungStep
+from shoal_trainer.ps.scalars import LARGEST
 from shoal_trainer.worker.layout import Layout
 from shoal_trainer.worker.vector import Lead, alias, taken_apart
 
@@ -313,6 +314,9 @@ def _included(
         w += scale * g
     else:
         second = tf.zeros_like(g) if second is None else second
+        g = tf.where(
+            tf.abs(g) <= LARGEST, g, 0.0
+        )  # as on the servers: else it would stay in the second moments
         if kind == "adam":
             one_less, bias, epsilon = rest
             second += (g * g - second) * one_less

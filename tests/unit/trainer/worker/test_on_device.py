@@ -123,6 +123,19 @@ def test_parameters_with_an_update_are_those_of_the_host(reader, dtype, kind, re
         np.testing.assert_allclose(plain(found), expected, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize(("kind", "rest"), [("adam", (0.001, 0.5, 1e-7)), ("rmsprop", (0.9, 0.1, 1e-7))])
+def test_gradient_that_the_servers_leave_out_is_in_no_second_moment(reader, kind, rest):
+    """Its square is not finite: all later parameters of this worker would not be numbers."""
+    lead = Lead(kind, 4, tuple(map(np.float32, (0.001, 1.0, *rest))))
+    here, there = HostInclusion(4, lambda array: array), DeviceInclusion(None, (), xla=False)
+    current = np.ones(4, np.float32)
+    for value in (1.0, 3e19, 1.0):
+        update = np.full(4, value, np.float32)
+        found = there(tf.constant(current), OnDevice([tf.constant(update)], 1.0, reader), lead)
+        np.testing.assert_allclose(found, here(current, update, lead), rtol=1e-6)
+    assert 0.9 < float(found[0]) < 1
+
+
 def test_a_piece_is_sent_while_the_next_is_read(reader, monkeypatch):
     values, read, go = np.arange(SIZE, dtype=np.float32), on_device._read, threading.Semaphore(0)
     monkeypatch.setattr(on_device, "_read", lambda tensor: (go.acquire(), read(tensor))[1])
