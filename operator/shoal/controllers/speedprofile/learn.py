@@ -46,6 +46,9 @@ FORGOTTEN = 6
 MEASURED_AGAIN, CONTINUED = timedelta(hours=4), timedelta(minutes=10)
 """While a row is measured again, what it had weighs half after so long: else, after a change of image or driver, the
 steps of months would hide those of days. A longer gap between two reports is no time of measuring."""
+FROM_JOB_TO_JOB = timedelta(days=1)
+"""After a gap, what it had weighs half of what it did so long before, however long the gap: a job of minutes in each
+night would take weeks to measure for hours."""
 MOST_STEPS = 200_000.0
 """Steps for which a report counts in a row at most: they tell its mean better than days differ, and with more of them
 one report would hide the others for days."""
@@ -244,9 +247,7 @@ def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], 
         workers=workers,
         parameter_servers=servers,
     )
-    keep, age = _weight(old.last_seen, now), _age(old.last_seen, now)
-    if age <= CONTINUED:
-        keep *= 0.5 ** (age / MEASURED_AGAIN)
+    keep = _kept(old.last_seen, now)
     before = {"compute": old.compute, "pull": old.pull, "push": old.push, "step": old.step}
     after = {name: _pooled(was, part, keep) for (name, was), part in zip(before.items(), fresh, strict=True)}
     return old.model_copy(update={**after, "last_seen": stamp(now)})
@@ -310,7 +311,7 @@ def _loaded(
     """The load with what is new of it, whose updates are of so many `batches` each; 0: its job does not tell."""
     known = old or ServerLoad(parameter_servers=number)
     before = _number(known.busy_seconds), _number(known.updates), _number(known.bytes)
-    kept = [was * _weight(known.last_seen, now) for was in before]
+    kept = [was * _kept(known.last_seen, now) for was in before]
     busy, updates, received = (was + more for was, more in zip(kept, fresh, strict=True))
     each = of_an_update([(kept[1], _number(known.batches_per_update)), (fresh[1], batches)])
     return ServerLoad(
@@ -412,6 +413,13 @@ def _age(last_seen: str, now: datetime) -> timedelta:
         return max(now - datetime.fromisoformat(last_seen), timedelta())
     except (ValueError, TypeError):
         return timedelta()
+
+
+def _kept(last_seen: str, now: datetime) -> float:
+    """What a measurement of that time counts beside one that is made again, 0 to 1."""
+    age = _age(last_seen, now)
+    halves = age / MEASURED_AGAIN if age <= CONTINUED else min(age / FROM_JOB_TO_JOB, 1.0)
+    return float(_weight(last_seen, now) * 0.5**halves)
 
 
 def _weight(last_seen: str, now: datetime) -> float:

@@ -168,7 +168,7 @@ async def test_rows_of_an_earlier_version_are_continued_by_jobs_of_their_size(fl
         assert old.status.rows[0].compute.count == "1000", "another size keeps its own"
         assert profiles(world).keys() == {"3.92e+09", "8e+07"}
     else:
-        assert float(old.status.rows[0].compute.count) > 1400
+        assert float(old.status.rows[0].compute.count) > 900
         assert (old.status.model.flops_per_sample, old.status.model.precision) == (
             flops or "8e+07",
             "float32",

@@ -160,12 +160,12 @@ def test_jobs_of_one_model_are_merged_and_configurations_are_kept_apart() -> Non
     assert (status.row_count, status.devices) == (2, "T4")
 
 
-def test_old_measurements_count_half_after_the_half_life() -> None:
+def test_old_measurements_count_half_after_the_half_life_and_half_of_it_beside_new_ones() -> None:
     status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 100), NOW)
     status = learn(status, "two", report(*[math.e] * 50), NOW + timedelta(seconds=priors.HALF_LIFE))
     [row] = status.rows
-    assert float(row.compute.count) == pytest.approx(100)
-    assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
+    assert float(row.compute.count) == pytest.approx(75)
+    assert float(row.compute.mean_log) == pytest.approx(2 / 3, abs=1e-4)
 
 
 def test_a_row_follows_a_change_within_a_day_however_many_steps_it_has_seen() -> None:
@@ -188,6 +188,36 @@ def test_a_row_follows_a_change_within_a_day_however_many_steps_it_has_seen() ->
     assert seen[-1] == pytest.approx(0.1, rel=1e-4)
     assert seen[4] == pytest.approx(0.126, rel=0.05)
     assert max(seen.values()) == pytest.approx(0.2, rel=0.03)
+
+
+@pytest.mark.parametrize(("minutes", "hours"), [(10, 24), (20, 24), (60, 24), (20, 3)])
+def test_a_row_and_the_load_of_servers_follow_short_jobs_in_days_too(minutes: int, hours: int) -> None:
+    """After a new image in the 61st night, jobs of 20 minutes were half of the old one after two weeks."""
+    status, days = SpeedProfileStatus(), dict[int, tuple[float, float]]()
+    for job in range(70 * 24 // hours):
+        day = job * hours // 24 - 60
+        seconds = 0.1 if day < 0 else 0.2
+        for minute in range(10, minutes + 1, 10):
+            count = round(60 * minute / seconds)
+            steps = LogSums(
+                count=count,
+                total=count * math.log(seconds),
+                squares=count * math.log(seconds) ** 2,
+                seconds=count * seconds,
+            )
+            said = report(1.0, life=f"{job}", boot=job)
+            (row,), (shard,) = said.speed, said.shards
+            row = row.model_copy(update=dict.fromkeys(("compute", "pull", "push", "step"), steps))
+            shard = shard.model_copy(update={"busy_seconds": count * seconds, "updates": count})
+            said = said.model_copy(update={"speed": (row,), "shards": (shard,)})
+            status = learn(status, f"{job}", said, NOW + timedelta(hours=hours * job, minutes=minute))
+        status = forget(status, [f"{job}"])
+        (load,) = status.server_load
+        days[day] = float(status.rows[0].step.mean_seconds), float(load.busy_seconds) / float(load.updates)
+    assert days[-1] == pytest.approx((0.1, 0.1), rel=1e-4)
+    assert min(days[0]) > 0.13
+    assert min(days[3]) > 0.18
+    assert min(days[7]) == pytest.approx(0.2, rel=0.02)
 
 
 def test_nothing_new_is_the_same_status() -> None:
