@@ -25,8 +25,8 @@ class Batch:
     """One batch of `size` rows, of which the first `samples` are real.
 
     `x`, `y`: (nested structures of) arrays or tensors with the batch on axis 0; `y` may be None.
-    `weights`: float32, shape (size, …), the user's weights times those of the padding described above: one array, or a
-    structure with one per output.
+    `weights`: float32, shape (size, …), the user's weights (1 for None) times those of the padding described above: one
+    array, or a structure with one per output.
     `end`: the position in the range (or file) after the last sample.
     `parts`: the length of the tuple that the data function yields: 1 `(x,)`, 2 `(x, y)`, 3 `(x, y, sample_weight)`; 0
     if it yields x alone.
@@ -96,7 +96,8 @@ def fill(element: Any, size: int, end: int) -> Batch:
         np.multiply(found, scale, out=weights[:samples])
         return weights
 
-    weights = map_leaves(weighed, np.ones(samples, np.float32) if user_weight is None else user_weight)
+    # As in Keras, an output without weights among others counts each sample alike.
+    weights = map_leaves(weighed, user_weight, missing=weighed(np.ones(samples)))
     if samples < size:
         rows = np.arange(size) % samples
         x, y = (map_leaves(lambda leaf: np.asarray(leaf)[rows], part) for part in (x, y))
@@ -152,16 +153,16 @@ def named_in(element: Any) -> str:
     return ", ".join(".".join(map(str, (parts[first], *rest))) for first, *rest in paths_of(split(element)))
 
 
-def map_leaves(function: Any, structure: Any) -> Any:
-    """The same structure with `function` applied to its arrays, in the order of `leaves`."""
+def map_leaves(function: Any, structure: Any, missing: Any = None) -> Any:
+    """The same structure with `function` applied to its arrays, in the order of `leaves`; `missing` replaces None."""
     if isinstance(structure, dict):
-        mapped = {key: map_leaves(function, structure[key]) for key in sorted(structure)}
+        mapped = {key: map_leaves(function, structure[key], missing) for key in sorted(structure)}
         return {key: mapped[key] for key in structure}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(map_leaves(function, part) for part in structure))
+        return type(structure)(*(map_leaves(function, part, missing) for part in structure))
     if isinstance(structure, tuple | list):
-        return type(structure)(map_leaves(function, part) for part in structure)
-    return None if structure is None else function(structure)
+        return type(structure)(map_leaves(function, part, missing) for part in structure)
+    return missing if structure is None else function(structure)
 
 
 def rows_of(leaf: Any) -> int:

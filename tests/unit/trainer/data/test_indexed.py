@@ -122,6 +122,15 @@ def test_list_of_numbers_is_refused(given):
         Indexed.from_arrays(np.ones(3), given)
 
 
+@pytest.mark.parametrize("weights", [(np.full(64, 2.0), None), (None, np.full(64, 2.0)), (None, None)])
+def test_an_output_without_weights_among_others_counts_each_sample_alike(weights):
+    (batch,) = Indexed.from_arrays(np.arange(64), (np.ones(64), np.ones(64)), weights).read(Part(0, 5), 8)
+    for found, weighed in zip(batch.weights, weights, strict=True):
+        each = 8 / 5 if weighed is None else 2 * 8 / 5
+        assert np.allclose(found, [each] * 5 + [0] * 3)
+    assert batch.size == 8
+
+
 def test_weights_per_output_and_per_token_are_kept():
     weights = {"a": np.arange(64.0), "b": np.ones((64, 3))}
     (batch,) = Indexed.from_arrays(np.arange(64), np.ones(64), weights).read(Part(0, 5), 8)

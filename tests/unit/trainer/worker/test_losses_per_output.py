@@ -58,6 +58,15 @@ def test_output_without_weights_is_named():
         FlatModel(build(), data.example(32), "fp32")
 
 
+def test_fit_takes_weights_of_one_output_alone():
+    """As Keras' own does."""
+    weights = {"a": np.arange(64.0, dtype="float32"), "b": None}
+    job = Training(model=build, data=Indexed.from_arrays(X, Y, weights))
+    found = job.fit(epochs=1, batch_size=64, verbose=0).history.history["loss"]
+    expected = build().fit(X, Y, sample_weight=weights, batch_size=64, verbose=0).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_output_without_labels_is_named_where_weights_are_per_output():
     def with_hidden():
         inputs = keras.Input((4,))

@@ -217,6 +217,24 @@ def test_weights_of_any_rank_are_those_of_keras(name, jit):
             assert accuracy.total / accuracy.weight == pytest.approx(float(judged), rel=1e-5)
 
 
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("without", LABELS)
+def test_output_without_weights_beside_one_that_has_some_is_that_of_keras(without):
+    build, data, loss = CASES["outputs"]
+    weights = WEIGHTS["per output"][1][2] | {without: None}
+    stepped, model = Stepped(make(build, loss), (*data, weights)), make(build, loss)
+    for rows in (8, 5):
+        result, (x, y, weights) = stepped.step(rows)
+        given = {name: None if name == without else tf.constant(each) for name, each in weights.items()}
+        with tf.GradientTape() as tape:
+            expected = model.compute_loss(x, keras.tree.map_structure(tf.constant, y), model(x), given)
+        gradient = flat(tape.gradient(expected, model.trainable_variables))
+        assert result.loss == pytest.approx(float(expected), rel=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(result.update)[: stepped.trainable], gradient, rtol=1e-4, atol=1e-6
+        )
+
+
 def test_weights_that_do_not_fit_the_loss_are_refused():
     build, data, loss = CASES["segmentation"]
     with pytest.raises(UserError, match=r"sample_weight has the shape \(3,\) per sample"):
