@@ -98,12 +98,12 @@ class Items(Ranges):
 class Batches(Ranges):
     """A finite `keras.utils.PyDataset`: batches by index, all of one size but the last.
 
-    Its `on_epoch_end` is not called, because each process would change its own copy.
+    Its `on_epoch_begin` and `on_epoch_end` are not called, because each process would change its own copy.
     """
 
     dataset: Any
     seed: int | None = None
-    remark = "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called"
+    remark = "a PyDataset is read by index, and Shoal shuffles: its on_epoch_begin() and on_epoch_end() are not called"
 
     def __post_init__(self) -> None:
         if self.dataset.num_batches < 1:

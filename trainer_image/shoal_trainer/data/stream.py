@@ -252,6 +252,8 @@ class Stream(Source):
 
     def _repeated(self, batch_size: int) -> Iterator[Any]:
         for number in self._passes:
+            # A PyDataset may order its batches anew: it is this worker's own, unlike the ranges of `Batches`.
+            getattr(self.data, "on_epoch_begin", lambda: None)()
             length = 0
             for element in self._elements(batch_size, number):
                 length += count(element)
@@ -259,7 +261,6 @@ class Stream(Source):
             if not length:
                 raise UserError(f"{_name(self.data)} ends at once. {ONCE}")
             self._set(_length=length)
-            # A PyDataset may order its batches anew here: it is this worker's own, unlike the ranges of `Batches`.
             getattr(self.data, "on_epoch_end", lambda: None)()
 
     def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:

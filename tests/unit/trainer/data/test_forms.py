@@ -385,6 +385,16 @@ def test_a_pydataset_that_is_a_stream_is_told_of_the_end_of_each_pass():
     assert [read(stream, 40 * n, 40 * n + 40) for n in range(3)] == [forth, back, forth]
 
 
+def test_a_pydataset_that_is_a_stream_is_told_of_the_beginning_of_each_pass():
+    class Turned(Sequence):
+        def on_epoch_begin(self):
+            self.x = self.x[::-1]
+
+    stream = training(Stream(Turned(np.arange(40)), samples=40)).data.placed(0)
+    forth, back = list(range(40)), list(range(39, -1, -1))
+    assert [read(stream, 40 * n, 40 * n + 40) for n in range(3)] == [back, forth, back]
+
+
 def test_generator_that_ends_is_named():
     once = (np.ones(4) for _ in range(2))
     stream = Stream(lambda: once, samples=100)
@@ -492,7 +502,7 @@ def test_the_first_batches_are_read_once():
 
 def test_what_is_special_of_a_form_is_said():
     assert "not each of them exactly once" in training(numbers()).data.remark
-    assert "on_epoch_end() is not called" in training(Sequence()).data.remark
+    assert "on_epoch_begin() and on_epoch_end() are not called" in training(Sequence()).data.remark
     assert training((X, Y)).data.remark == ""
 
 
