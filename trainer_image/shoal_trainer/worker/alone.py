@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ranges import Ranges
-from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, leaves, map_leaves, paths_of
 from shoal_trainer.data.source import Epochs, Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
@@ -136,10 +136,12 @@ def dataset_of(
         try:
             for batch in iterate():
                 element = as_keras(batch)
-                # Of other parts than the first batch's TensorFlow tells in words.
-                for leaf, wanted in zip(leaves(element), leaves(signature), strict=False):
-                    if isinstance(leaf, np.ndarray):
-                        check_whole(leaf, wanted)
+                if (
+                    paths_of(element) == paths
+                ):  # of other parts than the first batch's TensorFlow tells in words
+                    for leaf, wanted in zip(leaves(element), leaves(signature), strict=True):
+                        if isinstance(leaf, np.ndarray):
+                            check_whole(leaf, wanted)
                 yield element
         except (Exception, SystemExit) as error:
             ended.append(error)
@@ -150,6 +152,7 @@ def dataset_of(
         return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
 
     signature = map_leaves(spec, as_keras(example))
+    paths = paths_of(signature)
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)
 
 

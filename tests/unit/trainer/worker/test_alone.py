@@ -277,9 +277,11 @@ def test_fit_refuses_a_fraction_where_the_first_batch_has_whole_numbers():
         Training(model=lambda: recorder([]), data=data).fit(epochs=1, batch_size=1, verbose=0)
 
 
-def test_fit_names_the_parts_of_a_batch_that_has_others():
-    x = np.ones((4, 3), np.float32)
-    data = Stream(lambda: iter([(x, x, x[:, 0]), (x, x)]), samples=8)
+@pytest.mark.parametrize("other", [{"b": np.full(4, 0.5)}, {"a": np.ones(4, int)}])
+def test_fit_names_the_parts_of_a_batch_that_has_others(other):
+    """Not those of another part, at whose place one stands."""
+    x, first = np.ones((4, 3), np.float32), {"a": np.ones(4, int), "b": np.full(4, 0.5)}
+    data = Stream(lambda: iter([(x, first), (x, other)]), samples=8)
     with pytest.raises(tf.errors.InvalidArgumentError, match="did not match the expected structure"):
         Training(model=lambda: recorder([]), data=data).fit(epochs=1, batch_size=4, verbose=0)
 
