@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from keras import Model
@@ -156,6 +156,14 @@ def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logs as `fit` gives them: a dict within, such as the results of all metrics of `compile()`, is a part of them."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat_logs(value) if isinstance(value, dict) else {name: value}
+    return found
+
+
 def batches_taken_first(model: Any, *kinds: Literal["train", "test"]) -> Iterator[None]:
     """In this block `fit` and `evaluate` take each batch from their data set before its step begins.
 

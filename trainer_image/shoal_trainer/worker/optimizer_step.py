@@ -17,7 +17,7 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
-from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
+from shoal_trainer.worker.keras_internals import assigned_handles, flat_logs, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import has_own_step
@@ -126,10 +126,11 @@ def _step(
 
 def _loss_of(logs: Any) -> Any:
     """The loss that a custom `train_step` returns, or a GAN's first one: the first name with "loss", else the first."""
-    if not isinstance(logs, dict) or not logs:
+    found = flat_logs(logs) if isinstance(logs, dict) else {}
+    if not found:
         raise UserError(
             f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
             '{"loss": loss}.'
         )
-    name = "loss" if "loss" in logs else next((key for key in logs if "loss" in key), next(iter(logs)))
-    return tf.cast(logs[name], tf.float32)
+    name = "loss" if "loss" in found else next((key for key in found if "loss" in key), next(iter(found)))
+    return tf.cast(found[name], tf.float32)

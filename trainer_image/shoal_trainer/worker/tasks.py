@@ -32,7 +32,7 @@ from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
-from shoal_trainer.worker.keras_internals import batches_taken_first, evaluate
+from shoal_trainer.worker.keras_internals import batches_taken_first, evaluate, flat_logs
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.optimizers import averages, has_call, take_average
 from shoal_trainer.worker.out_of_memory import memory_is_enough
@@ -141,8 +141,8 @@ class Tasks:
                 else:
                     elements = map(as_keras, itertools.chain([first], rows))
                     results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
+            metrics = dict(_numbers(results))
         model.reset_metrics()
-        metrics = dict(_numbers(results))
         if self._job.callbacks is not None:
             self._evaluated = metrics, flat
         return Outcome(metrics)
@@ -295,9 +295,11 @@ def _tests_itself(model: keras.Model) -> bool:
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Metrics with the names of `fit`. A metric with several values (F1Score per class) becomes `val_f1_score_0`, …"""
-    for name, value in results.items():
+    for name, value in flat_logs(results).items():
         values = np.ravel(value)
-        if values.size == 1:
+        if values.dtype.kind in "OSU":  # None, strings
+            log.warning("the metric %s is left out: it is no number", name)
+        elif values.size == 1:
             yield f"val_{name}", float(values[0])
         elif values.size <= MAX_VALUES:
             yield from ((f"val_{name}_{index}", float(each)) for index, each in enumerate(values))

@@ -22,6 +22,7 @@ from shoal_trainer.worker.keras_internals import (
     compiled_loss,
     compiled_metrics,
     flat_metrics,
+    flat_logs,
     keras_mask,
     loss_tracker,
     mean_of_function,
@@ -139,7 +140,7 @@ def sums_of_logs(logs: Mapping[str, Any], samples: Any, results: Collection[str]
     And the names of those that are `results` of metrics that are no means, which are left out.
     """
     count = tf.cast(samples, tf.float32)
-    numbers = {name: value for name, value in logs.items() if name != "loss" and _is_number(value)}
+    numbers = {name: value for name, value in flat_logs(logs).items() if name != "loss" and _is_number(value)}
     left_out = [name for name, value in numbers.items() if _is_one_of(value, results)]
     values = {name: tf.cast(value, tf.float32) for name, value in numbers.items() if name not in left_out}
     return {name: (value * count, count) for name, value in list(values.items())[:MAX_METRICS]}, left_out

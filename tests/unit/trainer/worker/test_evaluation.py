@@ -49,6 +49,50 @@ def test_metric_with_a_value_per_class_is_split():
     runner.close()
 
 
+class OfTheGuide(keras.Model):
+    """As Keras' guide to a `train_step` of one's own writes its `test_step`: its logs have a dict within."""
+
+    def test_step(self, data):
+        x, y = data
+        predicted = self(x, training=False)
+        loss = self.compute_loss(y=y, y_pred=predicted)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def of_the_guide(kind=OfTheGuide):
+    inputs = keras.Input((4,))
+    network = kind(inputs, keras.layers.Dense(3, activation="softmax")(inputs))
+    network.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+    return network
+
+
+def test_logs_within_those_of_an_own_test_step_are_among_them_as_in_keras():
+    network = of_the_guide()
+    runner, flat = tasks(network, validation=DATA)
+    found = runner.evaluate(flat).metrics
+    expected = network.evaluate(X, np.eye(3)[LABELS], batch_size=4, verbose=0, return_dict=True)
+    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-5)
+    assert set(found) == {"val_loss", "val_accuracy"}
+    runner.close()
+
+
+def test_what_is_no_number_in_the_logs_of_an_own_test_step_is_left_out_and_logged(caplog):
+    class Telling(OfTheGuide):
+        def test_step(self, data):
+            return {**super().test_step(data), "kind": tf.constant("mild"), "nothing": None}
+
+    runner, flat = tasks(of_the_guide(Telling), validation=DATA)
+    assert set(runner.evaluate(flat).metrics) == {"val_loss", "val_accuracy"}
+    assert "the metric kind is left out: it is no number" in caplog.text
+    assert "the metric nothing is left out: it is no number" in caplog.text
+    runner.close()
+
+
 class Confusion(keras.metrics.Metric):
     """A matrix that is too large for a status report."""
 

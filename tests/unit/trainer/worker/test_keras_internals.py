@@ -180,6 +180,11 @@ def test_evaluation_of_batches(model):
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected)
 
 
+def test_logs_within_logs():
+    logs = {"compile_metrics": {"accuracy": 0.5, "of": {"one": 2.0}}, "loss": 1.0}
+    assert internals.flat_logs(logs) == {"accuracy": 0.5, "one": 2.0, "loss": 1.0}
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_batches_that_are_taken_before_their_steps(steps):
     """Data of unknown length and shape give what arrays give, also if several steps are one call."""

@@ -218,6 +218,63 @@ def test_what_an_own_train_step_returns_is_averaged_over_samples():
     assert found["score"] == pytest.approx(predicted[:, 0].mean(), rel=1e-5)
 
 
+class OfTheGuide(keras.Model):
+    """As Keras' guide "Customizing what happens in fit() with TensorFlow" writes it: its logs have a dict within."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, "softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_logs_within_those_of_an_own_train_step_are_among_them_as_in_fit():
+    def build():
+        keras.utils.set_random_seed(6)
+        model = OfTheGuide()
+        model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    found = trained(build(), X, LABELS)
+    assert found == {"accuracy": pytest.approx(fitted(build(), X, LABELS)["accuracy"], rel=1e-6)}
+
+
+def test_loss_within_the_logs_of_an_own_train_step_is_that_of_the_step():
+    class Within(OfTheGuide):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {"other": {"rows": tf.shape(data[0])[0]}, "losses": {"loss": logs["loss"]}}
+
+    def build(kind):
+        keras.utils.set_random_seed(6)
+        model = kind()
+        model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+        return model
+
+    (batch, *_) = batches(X, LABELS)
+    losses = []
+    for kind in (Within, OfTheGuide):
+        server = Server(build(kind), example=batch)
+        server.take()
+        losses.append(server.flat_model.step(server.tensor, batch).loss)
+    assert losses[0] == losses[1]
+
+
 class CountingMean(keras.metrics.Mean):
     def __init__(self):
         super().__init__(name="counting")
