@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+import tensorflow as tf
 from keras import Model
 from keras.layers import Embedding, Layer
 from keras.metrics import Mean
@@ -155,7 +156,6 @@ def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
     return dict(model._get_metrics_result_or_logs(logs))
 
 
-@contextlib.contextmanager
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Logs as `fit` gives them: a dict within, such as the results of all metrics of `compile()`, is a part of them."""
     found: dict[str, Any] = {}
@@ -164,6 +164,7 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
 def batches_taken_first(model: Any, *kinds: Literal["train", "test"]) -> Iterator[None]:
     """In this block `fit` and `evaluate` take each batch from their data set before its step begins.
 
@@ -294,6 +295,16 @@ def keras_mask(tensor: Any) -> Any:
 def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Set the mask of a tensor; None: none."""
     backend.set_keras_mask(tensor, mask)
+
+
+def as_column(tensor: Any) -> Any:
+    """A tensor of the shape (batch,) as (batch, 1), with the logits behind a sigmoid, which Keras finds at a tensor."""
+    column, logits = tf.reshape(tensor, (-1, 1)), getattr(tensor, "_keras_logits", None)
+    if logits is None and tf.is_symbolic_tensor(tensor) and tensor.op.type == "Sigmoid":
+        (logits,) = tensor.op.inputs
+    if logits is not None:
+        column._keras_logits = tf.reshape(logits, (-1, 1))
+    return column
 
 
 def output_shape(function: Callable[..., Any], *arguments: Any) -> tuple[int | None, ...]:

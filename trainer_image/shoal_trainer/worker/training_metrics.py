@@ -19,10 +19,11 @@ import tensorflow as tf
 from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
 from shoal_trainer.worker.keras_internals import (
     MeanMetricWrapper,
+    as_column,
     compiled_loss,
     compiled_metrics,
-    flat_metrics,
     flat_logs,
+    flat_metrics,
     keras_mask,
     loss_tracker,
     mean_of_function,
@@ -30,7 +31,7 @@ from shoal_trainer.worker.keras_internals import (
     of_outputs,
     output_shape,
 )
-from shoal_trainer.worker.weighing import losses_of_outputs, with_rank
+from shoal_trainer.worker.weighing import is_of_elements, losses_of_outputs, with_rank
 
 Sums = Mapping[str, tuple[Any, Any]]
 """By name of the metric: the weighted sum of its values, and the sum of the weights; scalar tensors."""
@@ -200,6 +201,10 @@ def _sums(metric: Any, target: Any, predicted: Any, weights: Any) -> tuple[Any, 
         if (mask := keras_mask(predicted)) is not None:
             weights = with_rank(weights, len(mask.shape))
         total, count = metric.stateless_update_state(zeros, target, predicted, weights)
+        return total, count
+    if is_of_elements(function, predicted):
+        given = as_column(target), as_column(predicted)
+        total, count = metric.stateless_update_state(zeros, *given, weights)
         return total, count
     # A function that returns one number for the batch, which Keras counts once.
     total, count = metric.stateless_update_state(zeros, target, predicted)

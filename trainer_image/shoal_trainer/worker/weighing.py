@@ -18,6 +18,7 @@ import tensorflow as tf
 from shoal_trainer.data.batch import map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.keras_internals import (
+    as_column,
     compiled_loss,
     flat_losses,
     keras_mask,
@@ -26,6 +27,20 @@ from shoal_trainer.worker.keras_internals import (
 )
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+OF_ELEMENTS = (
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.hinge,
+    keras.losses.huber,
+    keras.losses.log_cosh,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_error,
+    keras.losses.mean_squared_logarithmic_error,
+    keras.losses.poisson,
+    keras.losses.squared_hinge,
+)
+"""The mean, over the last axis, of a value of each element: of an output of the shape (batch,) over the batch."""
 
 
 def weigh_samples(model: Any) -> None:
@@ -138,7 +153,8 @@ class WeighedLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
-        found, reduction = self._computed(y_true, y_pred, weights), getattr(self._loss, "reduction", "mean")
+        found = self._computed(y_true, y_pred, weights)
+        reduction = "mean" if self._is_of_rows(y_pred) else getattr(self._loss, "reduction", "mean")
         if self.share != 1 and reduction == "sum":
             found *= self.share
         elif self.share != 1 and reduction not in MEANS:  # values, of whose gradients Keras takes the sum
@@ -165,7 +181,13 @@ class WeighedLoss:
             weights = tf.squeeze(weights, -1)  # a column, which Keras takes as well
         _check_rank(weights, shape)
         if not shape:  # one number per batch: a mask of the prediction would not fit weights of rank 1
-            return loss(y_true, y_pred, tf.reduce_mean(weights))
+            weight = tf.reduce_mean(weights)
+            if true is None or not self._is_of_rows(y_pred):
+                return loss(y_true, y_pred, weight)
+            values = self._values(as_column(y_true), as_column(y_pred))
+            rows = tf.cast(true, values.dtype)
+            mean = tf.math.divide_no_nan(tf.reduce_sum(values * rows), tf.reduce_sum(rows))
+            return mean * tf.cast(weight, values.dtype)
         if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
         weights = with_rank(weights, len(shape))
@@ -184,13 +206,18 @@ class WeighedLoss:
         finally:
             set_keras_mask(y_pred, own_mask)
 
+    def _is_of_rows(self, y_pred: Any) -> bool:
+        """Whether the loss is one number per batch that is a mean over its rows, whatever its reduction."""
+        loss = self._loss
+        of_elements = computes_as(loss, keras.losses.MeanSquaredError) and is_of_elements(loss.fn, y_pred)
+        return of_elements and getattr(loss, "axis", -1) == -1 and keras_mask(y_pred) is None
+
     def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
         """The shape of the values before Keras reduces them."""
+        return output_shape(self._values, y_true, y_pred)
 
-        def values(*arguments: Any) -> Any:
-            return self._loss.call(*keras.tree.map_structure(self._cast, arguments))
-
-        return output_shape(values, y_true, y_pred)
+    def _values(self, *arguments: Any) -> Any:
+        return self._loss.call(*keras.tree.map_structure(self._cast, arguments))
 
     def _cast(self, value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
@@ -199,6 +226,11 @@ class WeighedLoss:
 def computes_as(thing: Any, kind: type) -> bool:
     """Whether a loss or a layer computes as this class does: a subclass may override `call`."""
     return all(getattr(type(thing), name, None) is getattr(kind, name) for name in ("call", "__call__"))
+
+
+def is_of_elements(function: Any, y_pred: Any) -> bool:
+    """Whether this function gives the mean over a batch of one number per sample, and each sample's of columns."""
+    return any(function is each for each in OF_ELEMENTS) and len(getattr(y_pred, "shape", ())) == 1
 
 
 def _is_of_classes(loss: Any) -> bool:

@@ -236,6 +236,20 @@ def test_backend():
         assert checkpoint.best == best
 
 
+@pytest.mark.parametrize("activation", [keras.activations.sigmoid, tf.sigmoid, keras.ops.tanh])
+def test_a_column_has_the_logits_of_its_tensor(activation):
+    @tf.function
+    def losses(logits):
+        y = activation(logits)
+        ones = tf.ones_like(y)
+        column = internals.as_column(y)
+        return keras.ops.binary_crossentropy(ones, y), keras.ops.binary_crossentropy(ones[:, None], column)
+
+    vector, column = losses(tf.constant([-50.0, 50.0, 1.0]))
+    assert column.shape == (3, 1)
+    assert np.array_equal(vector, column[:, 0])
+
+
 def test_seeds():
     before = internals.global_seed_generator()
     other = keras.random.SeedGenerator(3)

@@ -15,6 +15,11 @@ KINDS = {
     "softmax layer": (L.Softmax, "sparse_categorical_crossentropy", [1] * 8),
     "one-hot": (lambda: L.Dense(3, activation="softmax"), "categorical_crossentropy", [[0, 1, 0]] * 8),
     "sigmoid": (lambda: L.Dense(1, activation="sigmoid"), "binary_crossentropy", [[0]] * 8),
+    "sigmoid of (batch,)": (
+        lambda: keras.Sequential([L.Dense(1), L.Reshape(()), L.Activation("sigmoid")]),
+        "binary_crossentropy",
+        [0] * 8,
+    ),
 }
 
 

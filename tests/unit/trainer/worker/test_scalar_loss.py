@@ -1,12 +1,15 @@
-"""A loss function that returns one number for the whole batch."""
+"""A loss that is one number for the whole batch: a function that returns it, or an output of one number per sample."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
+from tests.unit.trainer.worker.trained import parameters
 
 TOKENS = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [1, 1, 1, 1, 1], [2, 3, 0, 0, 0]] * 2, np.int32)
 
@@ -34,3 +37,75 @@ def test_scalar_loss_on_masked_sequences_equals_keras(length):
     buffer[:] = flat_model.initial()
     loss = flat_model.step(flat_model.vector.alias(buffer), batch).loss
     assert loss == pytest.approx(float(masked().train_on_batch(batch.x, batch.y)), rel=1e-5)
+
+
+X = np.random.default_rng(2).uniform(0.1, 0.9, (8, 3)).astype("float32")
+Y = np.random.default_rng(3).integers(0, 2, 8).astype("float32")
+
+
+def one_number(loss, optimizer="SGD", **options):
+    """The output has the shape (batch,), as that of a dot product of two embeddings."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    predicted = keras.layers.Dense(1, activation="sigmoid")(inputs)[:, 0]
+    model = keras.Model(inputs, predicted)
+    model.compile(getattr(keras.optimizers, optimizer)(0.1), loss, **options)
+    return model
+
+
+OF_ELEMENTS = [
+    "mse",
+    "mae",
+    "mape",
+    "msle",
+    "huber",
+    "log_cosh",
+    "hinge",
+    "squared_hinge",
+    "poisson",
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    keras.losses.MeanSquaredError(reduction="sum"),
+    keras.losses.BinaryCrossentropy(label_smoothing=0.1, reduction=None),
+]
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("loss", OF_ELEMENTS)
+def test_rows_that_fill_up_a_batch_do_not_count_in_an_output_of_one_number_per_sample(loss):
+    agrees_with_keras(loss, Indexed.from_arrays(X, Y))
+
+
+def test_nor_do_they_count_where_samples_have_weights():
+    """By whose mean Keras multiplies the loss of the batch."""
+    agrees_with_keras("mse", Indexed.from_arrays(X, Y, np.arange(8, dtype="float32")))
+
+
+def agrees_with_keras(loss, data):
+    """Asserts that loss and gradient are those of Keras, of a full batch and of one that other rows fill up."""
+    flat_model = FlatModel(one_number(loss), data.example(8), "fp32")
+    given, model = parameters(flat_model), one_number(loss)
+    for rows in (8, 5):
+        (batch,) = data.read(Part(0, rows), 8)
+        result, (x, y, *weights) = flat_model.step(given, batch), batch.as_given()[: batch.parts]
+        with tf.GradientTape() as tape:
+            expected = model.compute_loss(x, tf.constant(y), model(x), *map(tf.constant, weights))
+        gradient = tape.gradient(expected, model.trainable_variables)
+        assert result.loss == pytest.approx(float(expected), rel=1e-5)
+        found = np.asarray(result.update)[:4]
+        np.testing.assert_allclose(found, np.concatenate([np.ravel(each) for each in gradient]), rtol=1e-4)
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
+def test_nor_do_they_count_in_its_metrics(optimizer):
+    data = Indexed.from_arrays(X, Y)
+    model = one_number("mse", optimizer, metrics=["mae"])
+    flat_model = FlatModel(model, data.example(8), "fp32")
+    given = parameters(flat_model)
+    for rows in (8, 5):
+        (batch,) = data.read(Part(0, rows), 8)
+        x, y = batch.as_given()
+        expected = keras.losses.mean_absolute_error(y, one_number("mse")(x))
+        (found,) = flat_model.step(given, batch).metrics
+        assert found.total / found.weight == pytest.approx(float(expected), rel=1e-5)
