@@ -102,7 +102,7 @@ class NodeExclusion(Strict):
     """When workers avoid a node."""
 
     failures_before_exclude: Positive = 2
-    """Workers that failed on a node, before others avoid it. Disruptions do not count."""
+    """Workers that failed on a node, before others avoid it. Disruptions do not count, nor what most nodes see."""
     cooldown_seconds: Positive = 3600
     """Seconds for which workers avoid the node."""
 

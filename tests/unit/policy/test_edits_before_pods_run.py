@@ -358,7 +358,7 @@ def test_a_pod_that_waits_runs_on_a_node_that_is_excluded_no_longer() -> None:
 
 def test_pods_that_wait_are_not_made_anew_for_each_node_that_is_excluded() -> None:
     rule = {"failuresBeforeExclude": 1, "cooldownSeconds": 600}
-    world = Avoiding(pool("a"), nodes={"a": 3}, replicas=6, nodeExclusion=rule).settled()
+    world = Avoiding(pool("a"), nodes={"a": 5}, replicas=8, nodeExclusion=rule).settled()
     waiting = {name for name, each in world.pods.items() if each["status"]["phase"] == "Pending"}
     failing(world, 1)
     failing(world, 1)

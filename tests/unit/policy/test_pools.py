@@ -603,6 +603,26 @@ def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
     assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-1"]
 
 
+def test_workers_are_made_where_the_newest_server_is_while_the_one_before_it_is_still_there() -> None:
+    """It was on a machine of a zone that is lost, and its pod was Terminating: for a minute, workers waited there."""
+    zone = "topology.kubernetes.io/zone"
+    pools = pool("a", zone="a"), pool("b", zone="b")
+    world = Pools(*pools, nodes={"a": 3, "b": 3}, zonePolicy="Same", replicas=3)
+    for name, node in world.nodes.items():
+        node["metadata"]["labels"][zone] = "b" if name.startswith("b") or name == "safe-1" else "a"
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.report_age = 100.0
+    for name in ("safe-0", "a-0", "a-1", "a-2"):
+        world.kill_node(name)
+    for _ in range(4):
+        world.reconcile()
+        world.tick()
+    assert world.pods["digits-ps-0-0"]["metadata"]["deletionTimestamp"], "it is still there"
+    homes = {s["index"]: s["pool"] for s in world.slots if s["role"] == "worker"}
+    assert set(homes.values()) == {"b"}
+
+
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
@@ -636,12 +656,56 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
 def test_as_many_nodes_as_a_status_holds_are_avoided_the_newest_first() -> None:
     rule = {"failuresBeforeExclude": 2, "cooldownSeconds": 600}
     world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion=rule)
+    world.status["slots"] = [{"index": number, "node": f"node-{number}"} for number in range(140)]
     facts = read(world.observation())
-    failed = [(f"node-{number}", "Error") for number in range(70)]
+    failed = [(f"node-{number}", f"Reason{number}") for number in range(70)]
     once = exclude(facts, failed)
     assert list(once.failures) == [f"node-{number}" for number in range(6, 70)]
     twice = exclude(facts, [*failed, *failed])
     assert [each.node for each in twice.nodes] == [f"node-{number}" for number in range(6, 70)]
+
+
+def fail_on(world: Pools, *nodes: str, seconds: float = 5.0) -> list[str]:
+    """The workers on these nodes fail, and are replaced there. The nodes that are avoided then."""
+    on = {
+        p["spec"].get("nodeName"): name for name, p in world.pods.items() if p["status"]["phase"] == "Running"
+    }
+    for node in nodes:
+        world.kill_pod(on[node], 1)
+    for _ in range(4):
+        world.reconcile()
+        world.tick(seconds / 4)
+    return [each["node"] for each in world.status.get("excludedNodes", [])]
+
+
+def test_what_most_nodes_see_at_once_is_held_against_none() -> None:
+    """A storage was away for 8 s: all nodes of the pool were avoided for an hour, and no worker was left."""
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, nodeExclusion={}).settled()
+    for _ in range(3):
+        assert fail_on(world, "a-0", "a-1", "a-2", seconds=20.0) == []
+    assert world.status.get("nodeFailures", {}) == {}
+
+
+def test_what_was_held_against_the_first_nodes_of_an_outage_is_forgotten() -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, nodeExclusion={}).settled()
+    assert fail_on(world, "a-0") == []
+    assert fail_on(world, "a-0") == ["a-0"], "as of a node that is broken"
+    assert fail_on(world, "a-1") == []
+    assert world.status.get("nodeFailures", {}) == {}
+
+
+def test_nodes_that_fail_at_once_while_more_do_not_are_avoided() -> None:
+    world = Pools(pool("a"), nodes={"a": 5}, replicas=5, nodeExclusion={}).settled()
+    assert fail_on(world, "a-0", "a-3") == []
+    assert fail_on(world, "a-0", "a-3") == ["a-0", "a-3"]
+
+
+def test_half_of_the_nodes_are_left_however_they_fail() -> None:
+    world = Pools(pool("a"), nodes={"a": 4}, replicas=4, nodeExclusion={"failuresBeforeExclude": 1}).settled()
+    for number in range(4):
+        excluded = fail_on(world, f"a-{number}")
+        world.now += timedelta(minutes=2)
+    assert excluded == ["a-0", "a-1"]
 
 
 @pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])

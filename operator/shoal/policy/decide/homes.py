@@ -202,7 +202,7 @@ def in_zone(pools: Mapping[str, CapacityPool], zone: str) -> dict[str, CapacityP
 
 
 def _zone_of_servers(facts: Facts) -> str:
-    """The zone of parameter server 0; empty until it has a node.
+    """The zone of parameter server 0, of its newest pod that has a node; empty until one has.
 
     While its node cannot be read, that of its pool; or that of the pools where workers run, which are near it.
     """
@@ -210,7 +210,7 @@ def _zone_of_servers(facts: Facts) -> str:
     servers = [
         each for each in facts.sightings["ps"] if each.place.is_coordinator and each.pod and each.slot.node
     ]
-    for each in servers:
+    for each in reversed(servers):
         if (node := facts.seen.nodes.get(each.slot.node)) is not None:
             return node.metadata.labels.get(ZONE, "")
     slots = facts.job.status.slots if servers else ()
