@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dev.cluster import ControlPlane
 from dev.kube import ApiError, Json, Kube, tolerant
-from shoal.policy.facts.read import NODES_HEARD_WITHIN
+from shoal.policy.facts.signals import NODES_HEARD_WITHIN
 from tests import belongings
 from tests.control_plane.installed import install_account, user_of
 from tests.control_plane.operators import Job, OperatorProcess, eventually

@@ -18,6 +18,7 @@ from shoal.manifests.names import first_incarnation
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import TOLERATED
 from shoal.policy.facts.blip import suspicion
+from shoal.policy.model import Reason
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -114,6 +115,18 @@ def test_the_pods_of_a_named_run_are_numbered_alike_by_each_process_at_any_time(
     assert seen[0] == seen[1]
 
 
+def suspected(state: ClusterState, nodes: int, now: datetime) -> Reason | None:
+    """What is suspected of a node that is not heard."""
+    seen = build.observe(
+        build.job(),
+        nodes={str(number): build.node(str(number)) for number in range(nodes)},
+        silent_nodes=state.silent_nodes,
+        nodes_heard_again=state.nodes_heard_again,
+        now=now,
+    )
+    return suspicion(seen, None, Timers(now))
+
+
 def test_nodes_that_turn_unknown_together_do_so_now_though_the_clock_of_their_cluster_is_behind() -> None:
     """By such a clock they had been Unknown for long: none was waited for, and parameter servers were replaced."""
     state, later = ClusterState(Wakes(), wall=lambda: now), timedelta(seconds=30)
@@ -131,8 +144,7 @@ def test_nodes_that_turn_unknown_together_do_so_now_though_the_clock_of_their_cl
     put(2, "Unknown", now - HOUR)
     assert state.silent_nodes == [NOW] * 3
     now += later
-    timers = Timers(now)
-    found = suspicion(10, state.silent_nodes, state.nodes_heard_again, now, None, timers)
+    found = suspected(state, 10, now)
     assert found is not None
     assert found.reason == "ManyNodesUnknown"
     put(3, "Unknown", NOW - HOUR)
@@ -158,7 +170,7 @@ def test_nodes_that_were_unknown_while_the_watch_was_behind_have_been_heard_agai
     for number in range(5):
         put(number, 2, "True", NOW)
     put(5, 2, "Unknown", NOW - timedelta(seconds=14))
-    found = suspicion(6, state.silent_nodes, state.nodes_heard_again, NOW, None, Timers(NOW))
+    found = suspected(state, 6, NOW)
     assert found is not None
     put(5, 3, "True", NOW)
     assert state.nodes_heard_again == [NOW] * 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +14,7 @@ from shoal.api.labels import Place
 from shoal.policy.actions import ConfirmAbsent, CreatePod, DeletePod, UpdateService
 from shoal.policy.common.timers import Timers
 from shoal.policy.facts.blip import suspicion
-from shoal.policy.model import Plan
+from shoal.policy.model import Plan, Reason
 from shoal.policy.plan import plan
 from shoal_trainer.contract import EXIT_USER, Outcome
 from tests.unit.policy import build
@@ -41,6 +42,19 @@ def of_pods(made: Plan) -> list[str]:
 
 def restarts(world: World) -> Any:
     return world.status["restarts"]
+
+
+def suspected(
+    nodes: int, silent: Sequence[timedelta], back: Sequence[timedelta] = (), since: timedelta | None = None
+) -> Reason | None:
+    """What is suspected of a node that fell silent then, among so many nodes; all as seen from now."""
+    seen = replace(
+        build.observe(build.job()),
+        nodes={str(number): build.node(str(number)) for number in range(nodes)},
+        silent_nodes=[build.NOW + each for each in silent],
+        nodes_heard_again=[build.NOW + each for each in back],
+    )
+    return suspicion(seen, None if since is None else build.NOW + since, Timers(build.NOW))
 
 
 def test_nodes_that_all_turn_unknown_are_suspected_and_nothing_is_done() -> None:
@@ -95,10 +109,60 @@ def test_the_last_nodes_to_be_heard_again_are_waited_for(
     heard_again: int, seconds: int, believed: bool
 ) -> None:
     """The network is back: kubelets report within ten seconds of each other, and are seen one after another."""
-    silent = [build.NOW - timedelta(minutes=5)] * 2
-    back = [build.NOW - timedelta(seconds=seconds)] * heard_again
-    found = suspicion(5, silent, back, build.NOW, None, Timers(build.NOW))
+    found = suspected(5, [timedelta(minutes=-5)] * 2, [timedelta(seconds=-seconds)] * heard_again)
     assert (found is None) is believed
+
+
+@pytest.mark.parametrize(("before", "believed"), [(601, True), (599, False)])
+def test_nodes_that_fell_silent_long_before_tell_nothing_of_another_one(before: int, believed: bool) -> None:
+    """As of machines that were taken for good, whose nodes nobody deletes: no loss was believed any more."""
+    at = timedelta(seconds=-20)
+    silent = [at - timedelta(seconds=before)] * 60 + [at]
+    assert (suspected(66, silent, since=at) is None) is believed
+    assert suspected(66, [at] * 60, since=at) is not None, "as of one partition"
+    recent = [*silent[:-1], *[at] * 3]
+    assert suspected(66, recent, since=at) is not None, "three of the six that are left"
+
+
+def test_server_is_replaced_and_forced_away_where_nearly_all_nodes_have_been_silent_for_days() -> None:
+    """Its machine is gone, as are those of the others. A job that was deleted, or suspended, never ended."""
+    world = running_world()
+    world.now += timedelta(days=2)
+    for number in range(60):
+        world.nodes[f"old-{number}"] = build.node_manifest(f"old-{number}")
+        unknown(world, f"old-{number}", since=86_400)
+    heard(world, (0, 0), (1, 0), (2, 0), server=False)
+    world.dead_nodes.add("safe-0")
+    unknown(world, "safe-0", since=11)
+    for _ in range(4):
+        world.reconcile()
+        world.tick()
+    assert world.deleted == ["digits-ps-0-0"]
+    world.now += timedelta(seconds=120)
+    world.reconcile()
+    assert world.deleted == ["digits-ps-0-0"] * 2
+    assert "digits-ps-0-0" not in world.pods
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tainted", "replaced"), [(59, False, False), (61, False, True), (11, True, True)]
+)
+def test_server_whose_node_is_not_ready_is_replaced_if_kubernetes_never_says_so_by_a_taint(
+    seconds: int, tainted: bool, replaced: bool
+) -> None:
+    """In a small zone where more than half of the nodes are not ready it taints none: nobody replaced the server."""
+    world = running_world()
+    world.now += timedelta(minutes=2)
+    at = build.stamp(world.now - timedelta(seconds=seconds))
+    said = {"status": "False", "message": "container runtime is down"}
+    for node in ("safe-0", "spot-0"):
+        world.nodes[node]["status"]["conditions"] = [{"type": "Ready", "lastTransitionTime": at, **said}]
+    if tainted:
+        taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "timeAdded": at}
+        world.nodes["safe-0"]["spec"]["taints"] = [taint]
+    heard(world, server=False)
+    assert of_pods(world.reconcile()) == (["CreatePod digits-ps-0-1"] if replaced else [])
+    assert world.deleted == [], "it may be alive"
 
 
 def test_first_of_many_nodes_to_turn_unknown_is_not_acted_upon_before_the_others_follow() -> None:
@@ -358,11 +422,11 @@ def test_pod_that_was_bound_before_the_clock_was_set_back_is_not_taken_for_bound
 
 def test_nodes_that_were_heard_again_before_the_clock_was_set_back_are_no_recent_ones() -> None:
     """The loss of one was suspected for as long as that."""
-    silent, ahead = [build.NOW - timedelta(minutes=5)], [build.NOW + timedelta(hours=1)] * 3
-    assert suspicion(4, silent, ahead, build.NOW, None, Timers(build.NOW)) is None
-    assert suspicion(13, ahead, [], build.NOW, None, Timers(build.NOW)) is None
-    moments = [build.NOW + timedelta(seconds=5)] * 3  # as of a clock that somebody sets
-    assert suspicion(4, silent, moments, build.NOW, None, Timers(build.NOW)) is not None
+    silent, ahead = [timedelta(minutes=-5)], [timedelta(hours=1)] * 3
+    assert suspected(4, silent, ahead) is None
+    assert suspected(13, ahead) is None
+    moments = [timedelta(seconds=5)] * 3  # as of a clock that somebody sets
+    assert suspected(4, silent, moments) is not None
 
 
 @pytest.mark.parametrize("name", ["safe-0", "spot-0"])

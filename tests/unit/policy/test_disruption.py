@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node, Pod, Toleration
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.manifests.platforms import is_spot
@@ -114,6 +114,73 @@ def test_strongest_signal_applies() -> None:
     signal = node_signal(both, SLOT)
     assert signal is not None
     assert signal.reason == "NodeLost"
+
+
+def announced(**how: Any) -> Node:
+    """A node of which it was said that it goes, which keeps no pods away."""
+    event = {"type": "VMEventScheduled", "status": "True", "lastTransitionTime": build.stamp(build.NOW)}
+    return build.node(**{"conditions": [event], **how})
+
+
+def terminating() -> Node:
+    """A node that is deleted, and stays for a finalizer."""
+    manifest = build.node_manifest()
+    manifest["metadata"]["deletionTimestamp"] = build.stamp(build.NOW)
+    return Node.model_validate(manifest)
+
+
+def timed(key: str, effect: str) -> dict[str, Any]:
+    return {"key": key, "effect": effect, "timeAdded": build.stamp(build.NOW)}
+
+
+PREFERRED = build.node(taints=[timed("aws-node-termination-handler/spot-itn", "PreferNoSchedule")])
+CORDONED = announced(taints=[timed("node.kubernetes.io/unschedulable", "NoSchedule")])
+SHUT_DOWN = build.node(
+    ready="False",
+    conditions=[
+        {
+            "type": "Ready", "status": "False", "message": "node is shutting down",
+            "lastTransitionTime": build.stamp(build.NOW)
+        }
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "same_second", "later"),
+    [
+        (announced(), True, False, False),
+        (terminating(), True, False, False),
+        (PREFERRED, True, False, False),
+        (CORDONED, True, True, True),
+        (SHUT_DOWN, True, True, False),
+    ],
+    ids=["announced", "terminating", "tainted, and preferred less", "cordoned, too", "shut down"],
+)
+@pytest.mark.parametrize("seconds", [-1, 0, 11])
+def test_what_was_said_of_a_node_before_a_pod_was_put_there_says_nothing_of_it(
+    node: Node, before: bool, same_second: bool, later: bool, seconds: int
+) -> None:
+    """A pod was moved, its successor came back to the node, was moved, and so on, until the job had failed by it.
+
+    One that was bound to a node that keeps pods away was so a moment before the scheduler could know: it is moved.
+    """
+    bound = build.NOW + timedelta(seconds=seconds)
+    expected = {-1: before, 0: same_second, 11: later}[seconds]
+    assert (node_signal(node, SLOT, bound=bound) is not None) is expected
+    explained = node is not SHUT_DOWN or seconds <= 10
+    assert (node_signal(node, SLOT, bound=bound, ended=True) is not None) is explained, "its end"
+
+
+def test_what_is_said_of_a_node_later_counts_whatever_was_said_before() -> None:
+    later = build.NOW + timedelta(minutes=5)
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "PreferNoSchedule"}
+    both = announced(taints=[{**taint, "timeAdded": build.stamp(later)}])
+    signal = node_signal(both, SLOT, bound=build.NOW + timedelta(minutes=1))
+    assert signal is not None
+    assert signal.reason == "ScaledDownByAutoscaler"
+    tolerated = [Toleration(operator="Exists")]
+    assert node_signal(CORDONED, SLOT, tolerated, bound=later) is None, "it keeps no such pod away"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,27 @@ def test_notice_creates_a_replacement_at_once() -> None:
     assert world.status["restarts"] == {"failures": 0, "disruptions": 1, "byReason": {"NodeShutdown": 1}}
     assert world.status["lastDisruption"]["node"] == node
     assert "WorkerDisrupted" in {e.reason for e in made.events}
+
+
+class OneNode(World):
+    """Workers that share a node, as one with eight accelerators."""
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        role = pod["metadata"]["labels"]["shoal.dev/role"]
+        return "spot-0" if role == "worker" else super()._room_for(pod)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_workers_that_come_back_to_a_node_that_is_announced_to_go_are_not_moved_again(seconds: float) -> None:
+    """Nothing kept them off, and a job with `maxDisruptions` had failed by its own moves before the node went."""
+    world = OneNode().settled()
+    event = {"type": "VMEventScheduled", "status": "True", "lastTransitionTime": build.stamp(world.now)}
+    world.nodes["spot-0"]["status"]["conditions"].append(event)
+    for _ in range(60):
+        world.reconcile()
+        world.tick(seconds)
+    assert world.status["restarts"]["byReason"] == {"VMEventScheduled": 3}
+    assert sorted(world.deleted) == [f"digits-worker-{index}-0" for index in range(3)]
 
 
 def test_notice_is_counted_once_until_the_pod_is_gone() -> None:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from shoal.api.kube import Node
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import TOLERATED, parse_time
-from shoal.policy.model import Reason
+from shoal.policy.model import Observation, Reason
 
 SHARE = 0.2
 FEWEST = 3
@@ -24,6 +24,8 @@ PATIENCE = timedelta(seconds=60)
 NEARLY_ALL = 0.9
 """Where more than this share of the nodes is not heard, they are waited for without an end, and those that are not
 heard yet when others are again for `PATIENCE`."""
+LONG_BEFORE = timedelta(minutes=10)
+"""What takes a network or a control plane away takes the nodes within less."""
 LOOK_AGAIN_SECONDS = 2.0
 
 
@@ -55,27 +57,21 @@ def _is_ready(node: Node) -> bool:
     return ready is not None and ready.status == "True"
 
 
-def suspicion(
-    nodes: int,
-    silent: Sequence[datetime],
-    heard_again: Sequence[datetime],
-    now: datetime,
-    api_returned_seconds: float | None,
-    timers: Timers,
-) -> Reason | None:
-    """Why the nodes' silence is not believed; None if it is.
+def suspicion(seen: Observation, since: datetime | None, timers: Timers) -> Reason | None:
+    """Why the silence of a node is not believed; None if it is. `since`: when it fell silent, as far as is known.
 
-    `nodes`: how many there are; `silent`: since when those are that are Unknown, the earliest first; `heard_again`:
-    when those were heard again that had been; `api_returned_seconds`: for how long the API server has been back.
+    Those that fell silent `LONG_BEFORE` tell nothing of it, and are not counted: as of machines that are gone, whose
+    nodes nobody deletes.
     """
-    if api_returned_seconds is not None and timers.pending(
-        now + PATIENCE - timedelta(seconds=api_returned_seconds)
-    ):
+    back = seen.api_returned_seconds
+    if back is not None and timers.pending(seen.now + PATIENCE - timedelta(seconds=back)):
         message = "the API server was away until a moment ago: nodes that are not heard are waited for"
         return Reason("ControlPlaneReturned", message)
     seconds = int(PATIENCE.total_seconds())
-    recent, again = _recent(silent, now), _recent(heard_again, now)
-    if silent and FEWEST <= len(silent) + again > NEARLY_ALL * nodes:
+    recent, again = _recent(seen.silent_nodes, seen.now), _recent(seen.nodes_heard_again, seen.now)
+    old = bisect.bisect_left(seen.silent_nodes, since - LONG_BEFORE) if since is not None else 0
+    nodes, silent = len(seen.nodes) - old, len(seen.silent_nodes) - old
+    if silent and FEWEST <= silent + again > NEARLY_ALL * nodes:
         what = f"in the last {seconds} s nearly no node was heard all the time"
     elif recent >= FEWEST and recent > SHARE * nodes:
         what = f"many nodes turned Unknown within {seconds} s"

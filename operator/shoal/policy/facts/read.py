@@ -33,8 +33,8 @@ from shoal.policy.facts.coordinator import (
 from shoal.policy.facts.in_vain import in_vain
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
-from shoal.policy.facts.signals import NODE_REPLACED, NODE_SHUTDOWN, Meaning, Signal, node_signal
-from shoal.policy.facts.verdict import AFTER_THE_END, ENDED, HEALTHY, PodOutcome, Verdict, judge
+from shoal.policy.facts.signals import NODE_REPLACED, Meaning, Signal, node_signal
+from shoal.policy.facts.verdict import AFTER_THE_END, ENDED, HEALTHY, PodOutcome, Verdict, has_ended, judge
 from shoal.policy.facts.waits import NO_NODES, UNREAD_NODES, Wait, near_since, wait_of
 from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
@@ -49,9 +49,6 @@ STALE_REPORT_SECONDS = 60.0
 """A report of the coordinator that is older says nothing about the present."""
 ASK_SECONDS = 1.0
 """Until it is looked again whether the coordinator has answered a new leader, or cannot be reached."""
-NODES_HEARD_WITHIN = timedelta(seconds=10)
-"""The scheduler knows after so long that a node is Unknown, and binds no pod to it. What is bound before may show that
-the node is back, or that the scheduler is behind."""
 
 
 @dataclass
@@ -158,7 +155,6 @@ class _Reader:
     seen: Observation
     timers: Timers = field(init=False)
     suspicion: Reason | None = None
-    suspected: bool | None = None
 
     def facts(self, memory: Memory) -> Facts:
         seen = self.seen
@@ -286,24 +282,26 @@ class _Reader:
             slot = slot.model_copy(update={"machine": node.machine})  # it was registered again
         signal = None
         if node_name and seen.node_signals:
-            signal = node_signal(node, slot, pod.spec.tolerations)
+            signal = self._signal(node, slot, pod)
             if signal is NODE_REPLACED and node and _was_there(node, slot, pod, heard=view.hears(place)):
                 slot = slot.model_copy(update={"machine": node.machine})
-                signal = node_signal(node, slot, pod.spec.tolerations)
-            if signal is not None and signal.reason == NODE_SHUTDOWN.reason and self._is_old(signal, pod):
-                signal = None
+                signal = self._signal(node, slot, pod)
         if signal is None and record is not None and (pod.untroubled or pod.starts_quietly):  # as most are
             spot = node is not None and is_spot(node, seen.platform)
             return Sighting(place, slot, pod, HEALTHY, None, record, node, spot, quiet=slot is record)
         if signal is not None and signal.meaning >= Meaning.UNREACHABLE:
-            signal = self._believed(signal, slot, pod, view) or node_signal(
-                node, slot, pod.spec.tolerations, heard=True
-            )
+            signal = self._believed(signal, slot, pod, view) or self._signal(node, slot, pod, heard=True)
         rules = seen.job.spec.run_policy.failure_rules
         verdict = judge(pod, slot, signal, rules)
         if signal is UNCONFIRMED and verdict.outcome in ENDED - {PodOutcome.DONE} and not slot.cause:
             verdict = Verdict(PodOutcome.MISSING)  # a node that is gone explains its end: no failure
         return Sighting(place, slot, pod, verdict, signal, record)
+
+    def _signal(self, node: Node | None, slot: Slot, pod: Pod, *, heard: bool = False) -> Signal | None:
+        """The signal of a pod's node. `heard`: but those that its process refutes."""
+        bound = None if node is None or node.untroubled else self._bound_at(pod)  # most are, and say nothing
+        ended = bound is not None and has_ended(pod, slot.role)
+        return node_signal(node, slot, pod.spec.tolerations, bound=bound, ended=ended, heard=heard)
 
     def _signal_after(self, record: Slot) -> Signal | None:
         """The signal of the node of a pod that ended a moment ago: it may explain why."""
@@ -343,32 +341,16 @@ class _Reader:
             self.timers.after(FRESH_REPORT_SECONDS - in_vain if in_vain else ASK_SECONDS)
             return None
         since, bound = signal.since, self._bound_at(pod)
-        if self._is_old(signal, pod):
-            return None
         if since is not None and since > self.seen.now + TOLERATED:
             since = None  # before this clock was set back
+        if (suspected := suspicion(self.seen, since, self.timers)) is not None:
+            self.suspicion = suspected
+            return None
         if since is not None and bound is not None and bound > since:
             since = bound
-        if self.suspected is None:
-            seen = self.seen
-            self.suspicion = suspicion(
-                len(seen.nodes),
-                seen.silent_nodes,
-                seen.nodes_heard_again,
-                seen.now,
-                seen.api_returned_seconds,
-                self.timers,
-            )
-            self.suspected = self.suspicion is not None
-        if self.suspected:
-            return None
-        due = since + UNREACHABLE_PATIENCE[slot.role] if since and not slot.cause else None
+        patience = max(signal.patience, UNREACHABLE_PATIENCE[slot.role])
+        due = since + patience if since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
-
-    def _is_old(self, signal: Signal, pod: Pod) -> bool:
-        """Whether the node was well again when the pod was bound to it, and the watch of nodes is behind."""
-        since, bound = signal.since, self._bound_at(pod)
-        return since is not None and bound is not None and bound - since > NODES_HEARD_WITHIN
 
     def _bound_at(self, pod: Pod) -> datetime | None:
         """When the pod was bound. What lies ahead was before this clock was set back, and is after nothing."""

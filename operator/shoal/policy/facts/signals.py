@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import IntEnum
 
 from shoal.api.kube import Condition, Node, Pod, Toleration
@@ -42,6 +42,8 @@ class Signal:
     """Whoever gave it may change its mind."""
     since: datetime | None = None
     """Since when it holds, where that is known."""
+    patience: timedelta = timedelta()
+    """How long it is to hold before it is acted upon, if longer than others."""
 
 
 NODE_DELETED = Signal("NodeDeleted", Meaning.LOST)
@@ -75,6 +77,9 @@ TAINTS: dict[str, Signal] = {
     "DeletionCandidateOfClusterAutoscaler": Signal("ScaleDownCandidate", Meaning.AT_RISK),
 }
 _NOT_READY = "node.kubernetes.io/not-ready"
+_TAINT_PATIENCE = timedelta(seconds=60)
+"""For Kubernetes' taint of a node that is not ready, which comes within seconds; never in a small zone where more than
+half of the nodes are not (`PartialDisruption`)."""
 _CORDONED = "node.kubernetes.io/unschedulable"
 
 _AKS = "VMEventScheduled"
@@ -83,11 +88,24 @@ CONDITIONS: dict[str, Signal] = {_AKS: Signal("VMEventScheduled", Meaning.LEAVIN
 VM_FROZEN = Signal("VMFreezeScheduled", Meaning.AT_RISK)
 _HARMLESS = re.compile(r"freeze|live.?migration", re.IGNORECASE)  # a pause of seconds
 
+NODES_HEARD_WITHIN = timedelta(seconds=10)
+"""The scheduler knows after so long that a node is not ready, and binds no pod to it. What is bound before may show
+that the node is back, or that the scheduler is behind."""
+
 
 def node_signal(
-    node: Node | None, slot: Slot, tolerations: Sequence[Toleration] = (), *, heard: bool = False
+    node: Node | None,
+    slot: Slot,
+    tolerations: Sequence[Toleration] = (),
+    *,
+    bound: datetime | None = None,
+    ended: bool = False,
+    heard: bool = False,
 ) -> Signal | None:
-    """The strongest signal of a pod's node. `tolerations`: the pod's. `heard`: but those that the process refutes.
+    """The strongest signal of a pod's node, of those that say something of this pod.
+
+    `tolerations`: the pod's; `bound`: when it was bound; `ended`: whether it has, which an announcement may explain;
+    `heard`: but those that the process refutes.
 
     `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
     that was never seen is not a signal: the watch of nodes may lag behind that of pods.
@@ -98,16 +116,42 @@ def node_signal(
         return NODE_REPLACED
     if node.untroubled:
         return None
-    signals = [*_condition_signals(node), *_taint_signals(node, slot.role, tolerations)]
+    signals = [*_condition_signals(node, slot.role), *_taint_signals(node, slot.role, tolerations)]
     if node.metadata.deletion_timestamp:
         signals.append(replace(NODE_TERMINATING, since=parse_time(node.metadata.deletion_timestamp)))
+    if bound is not None:
+        comes_back = not ended and not _keeps_off(node, tolerations)
+        signals = [each for each in signals if not _was_said_before(each, bound, comes_back=comes_back)]
     if heard:
         signals = [each for each in signals if each.meaning is not Meaning.UNREACHABLE]
     return max(signals, key=lambda signal: signal.meaning, default=None)
 
 
-def _condition_signals(node: Node) -> list[Signal]:
+def _was_said_before(signal: Signal, bound: datetime, *, comes_back: bool) -> bool:
+    """Whether it was said of the node before the scheduler put the pod there, and so says nothing of that pod.
+
+    Of a node that is not ready the scheduler hears, if late: who is bound long after that shows that it is well again,
+    and the watch of nodes behind. That a node goes is told to no scheduler but by a taint. Without one, the successor
+    of a pod that is moved `comes_back`, is moved, too, and so on: whoever is put there meanwhile stays. Who is in the
+    same second is rather that successor than a pod that had come just before.
+    """
+    if signal.since is None or signal.meaning is Meaning.LOST:
+        return False
+    if signal.meaning is Meaning.UNREACHABLE or signal.reason == NODE_SHUTDOWN.reason:
+        return bound - signal.since > NODES_HEARD_WITHIN
+    return comes_back and bound >= signal.since
+
+
+def _keeps_off(node: Node, tolerations: Sequence[Toleration]) -> bool:
+    """Whether the scheduler puts no such pod there: one that is there was bound a moment before it could know."""
+    taints = (taint for taint in node.spec.taints if taint.effect in {"NoSchedule", "NoExecute"})
+    return any(not any(each.tolerates(taint) for each in tolerations) for taint in taints)
+
+
+def _condition_signals(node: Node, role: RoleName) -> list[Signal]:
+    """That a node is not ready counts by its taint; of a server, which nobody else replaces, also without, if later."""
     signals = []
+    tainted = any(taint.key == _NOT_READY and taint.effect == "NoExecute" for taint in node.spec.taints)
     for condition in node.status.conditions:
         since = parse_time(condition.last_transition_time)
         if condition.type == _AKS and condition.status == "True":
@@ -117,6 +161,8 @@ def _condition_signals(node: Node) -> list[Signal]:
             signals.append(replace(NODE_LOST, since=since))
         elif _shuts_down(condition):
             signals.append(replace(NODE_SHUTDOWN, since=since))
+        elif (condition.type, condition.status, role) == ("Ready", "False", "ps") and since and not tainted:
+            signals.append(replace(NODE_NOT_READY, since=since, patience=_TAINT_PATIENCE))
     return signals
 
 

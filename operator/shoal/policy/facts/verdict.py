@@ -15,6 +15,7 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from shoal.api.kube import Pod, Terminated
+from shoal.api.labels import RoleName
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.times import parse_time
@@ -106,14 +107,20 @@ def terminated(pod: Pod, container: str) -> Terminated | None:
     return status.state.terminated if status else None
 
 
+def has_ended(pod: Pod, role: RoleName) -> bool:
+    """Whether its training container has, for good: that of a server is restarted in place."""
+    end = terminated(pod, role)
+    restarts_in_place = role == "ps" and end is not None and end.exit_code != 0
+    return pod.ended or (end is not None and not restarts_in_place)
+
+
 def judge(pod: Pod, slot: Slot, signal: Signal | None = None, rules: Sequence[FailureRule] = ()) -> Verdict:
     """The verdict on a pod. `slot`: its record. `signal`: the strongest of its node."""
     if signal is None and pod.untroubled:
         return HEALTHY
-    end = terminated(pod, slot.role)
-    restarts_in_place = slot.role == "ps" and end is not None and end.exit_code != 0
-    if not pod.ended and (end is None or restarts_in_place):
+    if not has_ended(pod, slot.role):
         return _alive(pod, signal)
+    end = terminated(pod, slot.role)
     code = end.exit_code if end else None
     if rejected := rejection(pod):
         return Verdict(PodOutcome.REJECTED, rejected, pod.status.message, code)
