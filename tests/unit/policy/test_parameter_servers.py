@@ -52,6 +52,59 @@ def test_server_on_a_lost_node_is_replaced_at_once() -> None:
     assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
 
 
+def deleted(world: World) -> list[str]:
+    """What a plan deletes now."""
+    return [a.name for a in plan(world.observation()).actions if isinstance(a, DeletePod)]
+
+
+def test_server_that_is_not_heard_gives_way_where_a_quota_has_no_room_for_the_next_one() -> None:
+    """It held the quota until a newer one ran: for ever, where most nodes of its zone were not heard."""
+    world = running_world()
+    world.quota = len(world.pods)
+    world.kill_node("safe-0")
+    world.reconcile()
+    assert "digits-ps-0-1" in world.refusals
+    assert world.deleted == ["digits-ps-0-0"]
+    for _ in range(70):  # it is Terminating, and no kubelet hears of it
+        world.tick(1)
+        world.reconcile()
+    assert [name for name in world.pods if "-ps-" in name] == ["digits-ps-0-1"]
+
+
+WAITS = {
+    "for its volume on its node": {"node": "safe-1"},
+    "in a queue": {"reason": "SchedulingGated"},
+    "for a volume of one pod": {"message": "3 node has pod using PersistentVolumeClaim with the same name"},
+}
+
+
+@pytest.mark.parametrize("how", WAITS.values(), ids=WAITS)
+def test_server_that_is_not_heard_gives_way_to_one_that_may_wait_for_what_it_holds(
+    how: dict[str, str],
+) -> None:
+    world = running_world()
+    world.kill_node("safe-0")
+    world.reconcile()
+    pod = world.pods["digits-ps-0-1"]
+    bound = {"type": "PodScheduled", "status": "True" if "node" in how else "False",
+             "lastTransitionTime": build.stamp(world.now), **how}  # fmt: skip
+    pod["status"]["conditions"], pod["spec"]["nodeName"] = [bound], how.get("node")
+    world.now += timedelta(seconds=59)
+    assert plan(world.observation()).wake_after == pytest.approx(1)
+    assert deleted(world) == []
+    world.now += timedelta(seconds=1)
+    assert deleted(world) == ["digits-ps-0-0"]
+
+
+def test_server_that_is_not_heard_stays_while_the_next_one_has_no_node() -> None:
+    """It may be heard again, and go on."""
+    world = running_world()
+    world.kill_node("safe-0")
+    world.reconcile()
+    world.now += timedelta(minutes=10)
+    assert deleted(world) == []
+
+
 def cordon(world: World, node: str) -> None:
     world.nodes[node]["spec"]["taints"] = [
         {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

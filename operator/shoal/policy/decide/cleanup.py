@@ -15,6 +15,7 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, ConfirmAbsent, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
+from shoal.policy.decide.admission import refusal_of
 from shoal.policy.decide.members import (
     FELL_BACK,
     MOVED,
@@ -27,7 +28,10 @@ from shoal.policy.decide.members import (
 )
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
+from shoal.policy.model import RefusalKind
 
+HELD_UP = timedelta(seconds=60)
+"""A server that could start for so long, and has not, may wait for what the one before it holds."""
 MOST_KEPT = 10
 """Pods that failed and are kept, the newest: more than a job survives by default (`backoffLimit`). Only the last one
 where a quota is exceeded: it may count all pods (`count/pods`)."""
@@ -46,7 +50,7 @@ def clean(
                     continue
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
-                elif each.pod.metadata.name not in kept and _is_due(each, members):
+                elif each.pod.metadata.name not in kept and _is_due(facts, each, members, timers):
                     actions.append(_delete(each.pod, each.slot.cause or each.verdict.reason))
     return actions
 
@@ -64,7 +68,7 @@ def _kept_for_their_logs(facts: Facts, roles: tuple[ByIndex, ...], most: int) ->
     return lasts | {name for _, name in failed[-most:]}
 
 
-def _is_due(each: Member, members: list[Member]) -> bool:
+def _is_due(facts: Facts, each: Member, members: list[Member], timers: Timers) -> bool:
     assert each.pod is not None
     if each.verdict.outcome in ENDED:
         return each.recorded
@@ -74,13 +78,34 @@ def _is_due(each: Member, members: list[Member]) -> bool:
         return each.recorded  # unrecorded, its absence would count as a disruption
     if each.verdict.outcome is PodOutcome.LOST or each.slot.cause in OWN_CAUSES:
         return True
-    if each.place.role == "ps" and each.verdict.outcome is not PodOutcome.UNREACHABLE:
+    later = [other for other in members if other.place > each.place]
+    if each.place.role == "ps" and _holds_up(facts, each, later, timers):
         return True
     if each.verdict.revocable and each.slot.cause != MOVED:
         return False  # whoever tainted the node evicts it, or changes its mind
     # A draining worker keeps working until a replacement runs, which need not be the newest incarnation. So does a
     # pod on a node that is not heard: it may be alive.
-    return any(other.running for other in members if other.place > each.place)
+    return any(other.running for other in later)
+
+
+def _holds_up(facts: Facts, server: Member, later: list[Member], timers: Timers) -> bool:
+    """Whether the next server of a shard does not start while this one is there.
+
+    It waits for the final snapshot of one that can take it. Beside one that is not heard it starts, unless that has its
+    quota, or its volume (`ReadWriteOnce`). Kubernetes deletes such a pod after five minutes; where most nodes of a zone
+    are not heard, it never does.
+    """
+    if server.verdict.outcome is not PodOutcome.UNREACHABLE:
+        return True
+    if not later:
+        return False
+    pod = later[-1].pod
+    if pod is None:
+        refusal = refusal_of(facts.seen, names.pod_name(facts.job.metadata.name, later[-1].place))
+        return refusal is not None and refusal.kind is RefusalKind.QUOTA
+    if pod.running or not (pod.spec.node_name or pod.queued or pod.misses_volume):
+        return False
+    return pod.bound_at is not None and not timers.pending(pod.bound_at + HELD_UP)
 
 
 def force(facts: Facts, pod: Pod, outcome: PodOutcome, timers: Timers) -> list[Action]:
