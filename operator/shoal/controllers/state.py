@@ -120,6 +120,8 @@ class ClusterState:
         self.on_gone: list[Callable[[str], None]] = []
         """Told the uid of a job that is gone. Whoever keeps something of jobs is told here, and drops it."""
         self.on_node: list[Callable[[Node | None, Node | None], None]] = []
+        self.on_lost: list[Callable[[str], None]] = []
+        """Told the uid of a job that has a pod no more."""
         self.on_pool: list[Callable[[CapacityPool | None, CapacityPool | None], None]] = []
         self._gone_pods: dict[str, dict[str, str | None]] = {}
         self._silent: list[datetime] = []
@@ -259,6 +261,8 @@ class ClusterState:
             why = (pod_disruption(pod) or "") if told else None
             gone = self._gone_pods.setdefault(job.metadata.uid, {})
             gone[pod.metadata.name] = why
+            for told_of in self.on_lost:
+                told_of(job.metadata.uid)
             if len(gone) > MOST_GONE:
                 del gone[next(iter(gone))]
 

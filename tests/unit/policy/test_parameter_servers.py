@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from shoal.policy.actions import CreatePod, CreateService, DeletePod, UpdateService
+from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -217,3 +219,84 @@ def test_fewer_shards_after_suspension_removes_the_service() -> None:
     world.settle()
     assert list(world.services) == ["digits-ps-0"]
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
+
+
+def shut_out(**how: Any) -> World:
+    """A job whose server is gone, and whose place another job took, which has the rest of the quota."""
+    world = running_world(**how)
+    world.quota = len(world.pods) - 1
+    world.vanish("digits-ps-0-0")
+    return world
+
+
+def go_on(world: World, seconds: int) -> None:
+    for _ in range(seconds):
+        world.reconcile()
+        world.tick(1)
+
+
+def test_server_that_a_quota_refuses_takes_the_place_of_a_worker_that_waits_for_it() -> None:
+    """Its workers kept a server of the other job from workers, which kept its place from theirs, for ever."""
+    world = shut_out()
+    go_on(world, 4)
+    assert world.deleted == [], "a quota may be counted some moments later"
+    go_on(world, 8)
+    assert world.deleted == ["digits-worker-2-0"]
+    assert sorted(world.pods) == ["digits-ps-0-1", "digits-worker-0-0", "digits-worker-1-0"]
+    assert world.status["restarts"]["disruptions"] == 0
+    assert world.condition("QuotaExceeded")["status"] == "True"
+    world.quota = None
+    go_on(world, 90)
+    assert "digits-worker-2-1" in world.pods
+    assert len(world.deleted) == 1
+
+
+def test_workers_give_way_one_after_another_until_there_is_room_for_the_server() -> None:
+    world = shut_out()
+    world.quota = 2
+    go_on(world, 40)
+    assert world.deleted == ["digits-worker-2-0", "digits-worker-1-0"]
+    assert sorted(world.pods) == ["digits-ps-0-1", "digits-worker-0-0"]
+
+
+def test_worker_that_ends_anyway_makes_room_for_the_server_before_another_does() -> None:
+    world = shut_out()
+    world.quota = 2
+    world.taint(world.pods["digits-worker-0-0"]["spec"]["nodeName"])
+    go_on(world, 3)
+    assert world.deleted == ["digits-worker-0-0"], "at once"
+    go_on(world, 40)
+    assert world.deleted == ["digits-worker-0-0", "digits-worker-2-0"]
+
+
+def test_worker_whose_node_is_not_heard_makes_room_for_the_server() -> None:
+    """Its pod was kept until its successor ran, which was not made before the server was there."""
+    world = shut_out()
+    world.kill_node(world.pods["digits-worker-0-0"]["spec"]["nodeName"])
+    go_on(world, 80)
+    assert set(world.deleted) == {"digits-worker-0-0"}
+    assert "digits-ps-0-1" in world.pods
+
+
+def test_no_worker_is_made_in_the_place_of_a_server_that_a_quota_refuses() -> None:
+    world = World(servers=2)
+    world.quota = 1
+    world.reconcile()
+    go_on(world, 120)
+    assert sorted(world.pods) == ["digits-ps-0-0"]
+    world.quota = 3
+    go_on(world, 70)
+    assert sorted(world.pods) == ["digits-ps-0-0", "digits-ps-1-0", "digits-worker-0-0"]
+
+
+def test_servers_that_run_need_no_room() -> None:
+    """What a quota refused was the next one of a server whose node was heard again."""
+    world = running_world()
+    world.quota = len(world.pods)
+    world.reconcile()
+    at = build.at(world.now)
+    world.refusals["digits-ps-0-1"] = Refusal(RefusalKind.QUOTA, "digits-ps-0-1", "exceeded", (1, 0), at, 3)
+    world.vanish("digits-worker-0-0")
+    go_on(world, 20)
+    assert world.deleted == []
+    assert "digits-worker-0-1" in world.pods

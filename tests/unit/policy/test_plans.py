@@ -113,7 +113,7 @@ def test_plan_is_one_worker_above_what_a_full_resource_quota_lets_the_job_have()
     assert world.by_pool() == {"a": 4}
     assert world.status["restarts"]["disruptions"] == 0
     world.quota = None
-    world.tick(seconds=6)
+    world.tick(seconds=60)
     world.settle()
     world.settle()
     assert world.by_pool() == {"a": 4, "b": 4}

@@ -38,6 +38,7 @@ from shoal.policy.actions import (
     TellWorkload,
     UpdateService,
 )
+from shoal.policy.decide.admission import asked_anew
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan, Refusal, RefusalKind
@@ -300,8 +301,9 @@ class World:
         if name in self.pods:
             raise AssertionError(f"{name} was created although it exists")
         if self.quota is not None and len(self.pods) >= self.quota:
+            times = self.refusals[name].times + 1 if name in self.refusals else 0
             self.refusals[name] = Refusal(
-                RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), build.at(self.now)
+                RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), build.at(self.now), times
             )
             return
         self.refusals.pop(name, None)
@@ -334,7 +336,7 @@ class World:
         if pod["metadata"].get("deletionTimestamp"):
             if name in self.stuck:
                 return False
-            del self.pods[name]
+            self._remove(name)
             self.silent.discard(name)
             return True
         if node is None:
@@ -377,7 +379,7 @@ class World:
     def delete(self, name: str, grace: int | None = None) -> None:
         pod = self.pods[name]
         if grace == 0 or not pod["spec"].get("nodeName") or pod["status"]["phase"] in {"Failed", "Succeeded"}:
-            del self.pods[name]
+            self._remove(name)
             self.silent.discard(name)
         elif not pod["metadata"].get("deletionTimestamp"):
             seconds = 20
@@ -442,7 +444,7 @@ class World:
         if self._lives(name):
             self.taken.add(name)
         self.silent.discard(name)
-        self.pods.pop(name, None)
+        self._remove(name)
 
     def evict(self, name: str) -> None:
         """Evicted through the API."""
@@ -457,6 +459,13 @@ class World:
         """PS 0 does not hear it any more."""
         if "-worker-" in name and self.pods[name]["status"]["phase"] == "Running":
             self.silent ^= {name}
+
+    def _remove(self, name: str) -> None:
+        self.pods.pop(name, None)
+        at = build.at(self.now)
+        self.refusals |= {
+            n: asked_anew(r, at) for n, r in self.refusals.items() if r.kind is RefusalKind.QUOTA
+        }
 
     def _lives(self, name: str) -> bool:
         pod = self.pods[name]

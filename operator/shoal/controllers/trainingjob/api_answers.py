@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.api.kube import Node
-from shoal.policy.decide.admission import retry_after
-from shoal.policy.model import NameConflict, Refusal
+from shoal.cluster.clock import loop_time
+from shoal.policy.decide.admission import asked_anew, retry_after
+from shoal.policy.model import NameConflict, Refusal, RefusalKind
 
 _REFUSAL_EXPIRES = 4
 """A refusal expires after so many times what the policies wait before they retry, which refreshes one that holds."""
@@ -165,6 +166,13 @@ class AnswerStore:
         if old is None and new is not None:
             for each in self._by_uid.values():
                 each.gone_nodes.pop(new.metadata.name, None)
+
+    def see_room(self, uid: str) -> None:
+        """Take that a pod of a run is gone: what a quota refused may have its place."""
+        if (found := self._by_uid.get(uid)) is not None:
+            for name, each in found.refused.items():
+                if each.kind is RefusalKind.QUOTA:
+                    found.refused[name] = asked_anew(each, loop_time())
 
     def forget(self, uid: str) -> None:
         """Drop the answers about a run that is gone."""

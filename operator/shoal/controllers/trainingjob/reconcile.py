@@ -89,6 +89,7 @@ class Reconciler:
         parts = (answers, poller, reporter, self._requests, reactions)
         state.on_gone += [self._forget, *(each.forget for each in parts)]
         state.on_node.append(answers.see_node)
+        state.on_lost.append(answers.see_room)
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""

@@ -10,7 +10,7 @@ policies of the cluster), and what has changed there tells nobody.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.manifests.names import (
     budget_name,
@@ -112,6 +112,12 @@ def retry_after(refusal: Refusal) -> float:
     if refusal.kind is RefusalKind.INVALID:
         first, most = INVALID_SECONDS, MOST_INVALID_SECONDS
     return min(most, first * 2.0 ** min(refusal.times, 10))
+
+
+def asked_anew(refusal: Refusal, at: float) -> Refusal:
+    """What a quota refused, when a pod of the job has left its place: it is asked at once whether that is free."""
+    first = replace(refusal, times=-1)
+    return replace(first, at=at - retry_after(first))
 
 
 def _seconds_left(seen: Observation, refusal: Refusal) -> float:

@@ -15,7 +15,6 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, ConfirmAbsent, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
-from shoal.policy.decide.admission import refusal_of
 from shoal.policy.decide.members import (
     FELL_BACK,
     MOVED,
@@ -26,9 +25,9 @@ from shoal.policy.decide.members import (
     every,
     is_refutable,
 )
+from shoal.policy.decide.room import shut_out
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
-from shoal.policy.model import RefusalKind
 
 HELD_UP = timedelta(seconds=60)
 """A server that could start for so long, and has not, may wait for what the one before it holds."""
@@ -42,7 +41,7 @@ def clean(
 ) -> list[Action]:
     """Deletions that are due while the job is active. `most_kept`: of the pods that failed."""
     actions: list[Action] = []
-    kept = _kept_for_their_logs(facts, roles, most_kept)
+    kept, server_waits = _kept_for_their_logs(facts, roles, most_kept), bool(shut_out(facts))
     for role in roles:
         for members in role.values():
             for each in members:
@@ -50,7 +49,7 @@ def clean(
                     continue
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
-                elif each.pod.metadata.name not in kept and _is_due(facts, each, members, timers):
+                elif each.pod.metadata.name not in kept and _is_due(each, members, timers, server_waits):
                     actions.append(_delete(each.pod, each.slot.cause or each.verdict.reason))
     return actions
 
@@ -68,7 +67,8 @@ def _kept_for_their_logs(facts: Facts, roles: tuple[ByIndex, ...], most: int) ->
     return lasts | {name for _, name in failed[-most:]}
 
 
-def _is_due(facts: Facts, each: Member, members: list[Member], timers: Timers) -> bool:
+def _is_due(each: Member, members: list[Member], timers: Timers, server_waits: bool) -> bool:
+    """Whether to delete a pod now. `server_waits`: for what a quota counts."""
     assert each.pod is not None
     if each.verdict.outcome in ENDED:
         return each.recorded
@@ -76,10 +76,10 @@ def _is_due(facts: Facts, each: Member, members: list[Member], timers: Timers) -
         return False
     if each.slot.cause == OUTDATED:
         return each.recorded  # unrecorded, its absence would count as a disruption
-    if each.verdict.outcome is PodOutcome.LOST or each.slot.cause in OWN_CAUSES:
+    if each.verdict.outcome is PodOutcome.LOST or each.slot.cause in OWN_CAUSES or server_waits:
         return True
     later = [other for other in members if other.place > each.place]
-    if each.place.role == "ps" and _holds_up(facts, each, later, timers):
+    if each.place.role == "ps" and _holds_up(each, later, timers):
         return True
     if each.verdict.revocable and each.slot.cause != MOVED:
         return False  # whoever tainted the node evicts it, or changes its mind
@@ -88,22 +88,17 @@ def _is_due(facts: Facts, each: Member, members: list[Member], timers: Timers) -
     return any(other.running for other in later)
 
 
-def _holds_up(facts: Facts, server: Member, later: list[Member], timers: Timers) -> bool:
+def _holds_up(server: Member, later: list[Member], timers: Timers) -> bool:
     """Whether the next server of a shard does not start while this one is there.
 
     It waits for the final snapshot of one that can take it. Beside one that is not heard it starts, unless that has its
-    quota, or its volume (`ReadWriteOnce`). Kubernetes deletes such a pod after five minutes; where most nodes of a zone
-    are not heard, it never does.
+    place in a queue, or its volume (`ReadWriteOnce`). Kubernetes deletes such a pod after five minutes; where most
+    nodes of a zone are not heard, it never does.
     """
     if server.verdict.outcome is not PodOutcome.UNREACHABLE:
         return True
-    if not later:
-        return False
-    pod = later[-1].pod
-    if pod is None:
-        refusal = refusal_of(facts.seen, names.pod_name(facts.job.metadata.name, later[-1].place))
-        return refusal is not None and refusal.kind is RefusalKind.QUOTA
-    if pod.running or not (pod.spec.node_name or pod.queued or pod.misses_volume):
+    pod = later[-1].pod if later else None
+    if pod is None or pod.running or not (pod.spec.node_name or pod.queued or pod.misses_volume):
         return False
     return pod.bound_at is not None and not timers.pending(pod.bound_at + HELD_UP)
 

@@ -27,6 +27,7 @@ from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
 from shoal.policy.decide.kept_to import kept_to
 from shoal.policy.decide.members import ByIndex, every
+from shoal.policy.decide.room import gives_way, shut_out
 from shoal.policy.decide.servers import create_servers
 from shoal.policy.decide.usage import Usage, count, due
 from shoal.policy.decide.wanted import Wanted, wanted
@@ -89,7 +90,9 @@ def decide(facts: Facts) -> Decisions:
     """The decisions about an active job."""
     counters, actions = Counters(facts.job.status, facts.now), Actions(facts.timers)
     goal = wanted(facts)
-    facts.rouse(goal.disturbed(facts.at_rest, facts.timers) | due(facts))
+    goal.gives_way = gives_way(facts)
+    disturbed = goal.disturbed(facts.at_rest, facts.timers)
+    facts.rouse(disturbed | due(facts) | ({goal.gives_way.index} if goal.gives_way else set()))
     workers = records.update(facts, "worker", goal, counters)
     goal.servers = suspension.wants_server(facts, workers, facts.timers)
     servers = records.update(facts, "ps", goal, counters)
@@ -106,7 +109,8 @@ def decide(facts: Facts) -> Decisions:
     if not facts.suspended:
         _foundations(facts, actions)
         create_servers(facts, servers, goal, actions)
-        servers_wait = goal.servers_are_homeless and not any(each.pod for each in every(servers))
+        homeless = goal.servers_are_homeless and not any(each.pod for each in every(servers))
+        servers_wait = homeless or bool(shut_out(facts))
         # Workers would hold their nodes for nothing, or this may be the job's end.
         if servers_wait or completion.awaits_nodes(facts, workers, counters):
             actions.postponed |= goal.workers

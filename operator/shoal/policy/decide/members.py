@@ -20,7 +20,8 @@ OUTDATED = "Outdated"  # it never ran, and would be made otherwise now
 FELL_BACK = "FellBack"  # it waited for a spot node in vain
 NEVER_RAN = frozenset({OUTDATED, FELL_BACK})
 """Causes of pods that did not run, as far as was seen."""
-OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK})
+GAVE_WAY = "GaveWay"  # to a server that a quota refused
+OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK, GAVE_WAY})
 """Causes that are decisions of the operator, which deletes the pod."""
 MOVED = "Moved"
 """The operator wants it in another pool: it works until its successor runs. Not counted."""

@@ -28,6 +28,7 @@ from shoal.policy.decide.drains import may_be_reclaimed
 from shoal.policy.decide.in_place import restarted_in_place
 from shoal.policy.decide.members import (
     FELL_BACK,
+    GAVE_WAY,
     MOVED,
     OUTDATED,
     OWN_CAUSES,
@@ -316,6 +317,8 @@ class _Updater:
             return UNWANTED
         if pod is None:
             return ""
+        if slot.place == self._wanted.gives_way:
+            return GAVE_WAY
         has_run = slot.has_run or pod.running
         if not self._wanted.fits(slot):
             if has_run:

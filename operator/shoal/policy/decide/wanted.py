@@ -57,6 +57,8 @@ class Wanted:
     """What a queue's admission says about the pods that it is for."""
     excluded: tuple[ExcludedNode, ...] = ()
     """Nodes that new workers avoid."""
+    gives_way: Place | None = None
+    """The worker whose place a server needs: see `room`."""
     problem: Reason | None = None
     """Why not all pods can have a home."""
     platform: Platform = GENERIC
