@@ -100,6 +100,8 @@ class ApiServer:
         self.admit: Callable[[Key, Json, Json | None], str] = lambda _key, _new, _old: ""
         """Why a new or changed object is refused with 422; empty: it is not."""
         self._uids = 0
+        self._dry = False
+        """What is being answered asks only what would come of it."""
         self._bookmark_at = BOOKMARK_SECONDS
 
     # --- what happens in the cluster
@@ -202,6 +204,9 @@ class ApiServer:
             body = applied(self.objects[key], body, query["fieldManager"])
         if plural != "events" and verb != "DELETE":
             body = json.loads(json.dumps(body))
+        self._dry = "dryRun" in query
+        if self._dry:
+            return self._write(verb, key, sub, body)
         answer = self._write(verb, key, sub, body)
         self.sent.append(Sent(now(), who, verb, key, sub, answer.status, body))
         return answer
@@ -253,7 +258,7 @@ class ApiServer:
             return _no(422, "Invalid", why)
         if plural == "pods":
             body = {**body, "status": {"phase": "Pending"}}
-        return _ok(self.store(key, body), 201)
+        return _ok(body if self._dry else self.store(key, body), 201)
 
     def _list(self, plural: str, ns: str, query: Query, past: int | None) -> Answer:
         token = query.get("continue", "")

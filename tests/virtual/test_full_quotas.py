@@ -34,7 +34,7 @@ def with_quota(most: list[int]) -> World:
         return handle(who, verb, path, query, body, past)
 
     world.server.handle = answer  # type: ignore[method-assign]
-    world.cluster.drop = lambda _name: None  # type: ignore[method-assign]  # no cloud says that the machine is gone
+    world.cluster.drop = lambda _name: None  # type: ignore[method-assign, assignment]  # no cloud says that the machine is gone
     return world
 
 

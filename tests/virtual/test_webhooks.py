@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shoal.errors import Unavailable
+from tests.virtual.cluster import Machine
 from tests.virtual.loop import now, play
 from tests.virtual.server import Client, Faults
 from tests.virtual.trainer import Truth
@@ -72,6 +73,51 @@ def test_job_says_for_which_reason_it_has_no_pods_and_no_more_when_it_has() -> N
             webhook.broken = False
             await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
             await world.until(lambda: not degraded(), 40.0, "it is told no more")
+
+    play(story)
+
+
+def test_server_on_a_cordoned_node_works_until_another_can_be_made() -> None:
+    """It was ended, and nothing trained for as long as the webhook was broken."""
+    webhook = Webhook()
+
+    async def story() -> None:
+        async with _applied(webhook) as world:
+            world.cluster.add(Machine("safe-1", {}))
+            await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
+            webhook.broken = True
+            server = world.pod_at("ps", 0)
+            assert server is not None
+            node = ("nodes", "", server["spec"]["nodeName"])
+            taints = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+            world.server.change(node, spec={"taints": taints})
+            step = world.job().status.training.step
+            await asyncio.sleep(120.0)
+            assert world.pod_at("ps", 0) == server
+            assert (world.job().status.training.step or 0) > (step or 0) + 100
+            assert world.job().status.reason == "ApiServerRefuses"
+            webhook.broken = False
+            await world.until(lambda: world.pod_at("ps", 0) not in (None, server), 30.0, "it is moved")
+
+    play(story)
+
+
+def test_server_whose_node_ends_soon_is_ended_in_time_whether_another_can_be_made_or_not() -> None:
+    """Its final snapshot is not to be lost."""
+    webhook = Webhook()
+
+    async def story() -> None:
+        async with _applied(webhook) as world:
+            await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
+            webhook.broken = True
+            node = ("nodes", "", "safe-0")
+            taints = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+            world.server.change(node, spec={"taints": taints})
+            await asyncio.sleep(60.0)
+            assert world.pod_at("ps", 0) is not None
+            taints.append({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"})
+            world.server.change(node, spec={"taints": taints})
+            await world.until(lambda: world.pod_at("ps", 0) is None, 15.0, "it takes its final snapshot")
 
     play(story)
 

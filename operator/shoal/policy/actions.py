@@ -57,7 +57,7 @@ class DeletePod:
     """DELETE with the uid as precondition. `grace_seconds`: None for the pod's own, 0 for force.
 
     `why`: in a word, for the log. `version`: the resourceVersion, of one that is deleted only if it is as it was seen.
-    `homeless`: only while it has no node.
+    `homeless`: only while it has no node. `successor`: only if the API server would take this pod, by a dry run.
     """
 
     name: str
@@ -66,6 +66,7 @@ class DeletePod:
     why: str = ""
     version: str = ""
     homeless: bool = False
+    successor: CreatePod | None = None
 
 
 class CreateService(_Sent):

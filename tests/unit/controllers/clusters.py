@@ -102,6 +102,8 @@ class Cluster:
             body = self._applied(path, body)
         elif fault is None and content_type == APPLY_PATCH and path not in self.objects:
             self.add(path, body)
+        if fault is None and "dryRun" in (query or {}):
+            fault = Answer(201, b"{}")
         answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
         if self.loses_answer(method, path):
             raise Unavailable("connection reset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -123,6 +124,54 @@ def test_server_on_a_cordoned_node_is_moved() -> None:
     assert "digits-ps-0-0" not in world.pods
     assert "digits-worker-0-0" in world.pods  # a drain evicts it
     assert world.status["parameterServers"]["restarts"] == 1
+
+
+def deletion(world: World) -> DeletePod | None:
+    return next((a for a in plan(world.observation()).actions if isinstance(a, DeletePod)), None)
+
+
+def test_server_is_moved_off_a_cordoned_node_only_if_the_next_one_would_be_made() -> None:
+    """A cordon has no deadline: it was ended while a webhook refused all pods, and nothing trained for as long."""
+    world = running_world()
+    cordon(world, "safe-0")
+    found = deletion(world)
+    assert found is not None
+    assert found.name == "digits-ps-0-0"
+    assert found.successor is not None
+    made = found.successor.manifest
+    assert made["metadata"]["name"] == found.successor.name == "digits-ps-0-1"
+    assert made["metadata"]["labels"]["shoal.dev/incarnation"] == "1"
+
+
+@pytest.mark.parametrize("what", ["is to be deleted", "shuts down", "is a spot node", "was evicted"])
+def test_server_whose_end_has_a_deadline_is_moved_in_any_case(what: str) -> None:
+    world = running_world()
+    cordon(world, "safe-0")
+    node = world.nodes["safe-0"]
+    if what == "is to be deleted":
+        node["spec"]["taints"].append({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"})
+    elif what == "shuts down":
+        world.notice("safe-0")
+    elif what == "is a spot node":  # EKS announces it by nothing else
+        node["metadata"]["labels"]["eks.amazonaws.com/capacityType"] = "SPOT"
+    else:
+        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        world.pods["digits-ps-0-0"]["status"]["conditions"].append(evicted)
+    found = deletion(world)
+    assert found is not None
+    assert (found.name, found.successor) == ("digits-ps-0-0", None)
+
+
+@pytest.mark.parametrize("why", ["other arguments", "an unreadable spec", "no pool"])
+def test_server_on_a_cordoned_node_stays_while_it_is_known_that_no_other_is_made(why: str) -> None:
+    world = running_world()
+    cordon(world, "safe-0")
+    if why == "other arguments":
+        world.manifest["spec"]["training"]["args"] = {"rate": "0.1"}
+    elif why == "no pool":
+        world.manifest["spec"]["parameterServers"]["pools"] = ["gone"]
+    seen = replace(world.observation(), unread=why == "an unreadable spec")
+    assert not [a for a in plan(seen).actions if isinstance(a, DeletePod)]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,8 @@ class Applier:
         """
         name, version = action.name, action.version
         await self._confirm_node(job, name, force=action.grace_seconds == 0)
+        if (successor := action.successor) is not None:
+            await self._objects.confirm_possible(job, PODS, successor.name, successor.make)
         options = {} if action.grace_seconds is None else {"gracePeriodSeconds": action.grace_seconds}
         deleted = await self._objects.delete(job, PODS, name, action.uid, version, **options)
         if deleted.status == 409:

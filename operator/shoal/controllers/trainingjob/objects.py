@@ -54,6 +54,7 @@ REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
 LABEL_REMOVED = "LabelRemoved"
 """Why a pod that is not the job's any more was lost."""
+_FULL, _NO_DRY_RUN = "exceeded quota", "does not support dry run"
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 """Named in refusals by a cluster's own rules, which may change while the object does not. They answer any status."""
 
@@ -147,6 +148,23 @@ class Objects:
         else:
             self._caches[kind.plural].drop(uid)
         return answer
+
+    async def confirm_possible(
+        self, job: TrainingJob, kind: Kind, name: str, manifest: Callable[[], Manifest]
+    ) -> None:
+        """Ask whether an object would be made, which takes the place of another.
+
+        So a quota may be full: it is the last to be asked. Webhooks of old that know no dry run cannot be.
+
+        Raises:
+            Unavailable: it would be refused.
+        """
+        query = {"fieldValidation": "Strict", "dryRun": "All"}
+        answer = await self._transport.request(
+            "POST", path(job, kind), query=query, body=manifest, urgent=True
+        )
+        if not answer.ok and not any(words in answer.message for words in (_FULL, _NO_DRY_RUN)):
+            raise Unavailable(f"{name} would be refused: {answer.status} {answer.message}")
 
     async def confirm_absent(self, job: TrainingJob, name: str) -> dict[str, str]:
         """Ask for a pod: by name the reason of its end, as far as it is known; empty if it is there.
@@ -255,5 +273,5 @@ def path(job: TrainingJob, kind: Kind, name: str = "") -> str:
 
 def _why(answer: Answer) -> RefusalKind:
     if answer.status == 403 or any(words in answer.message for words in _ADMISSION):
-        return RefusalKind.QUOTA if "exceeded quota" in answer.message else RefusalKind.FORBIDDEN
+        return RefusalKind.QUOTA if _FULL in answer.message else RefusalKind.FORBIDDEN
     return RefusalKind.INVALID

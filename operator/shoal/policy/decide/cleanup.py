@@ -8,6 +8,7 @@ disruption budget, which monitoring would report as violated.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from shoal.api.kube import Pod
@@ -15,6 +16,7 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, ConfirmAbsent, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
+from shoal.policy.decide.cordon import is_only_cordoned, next_server
 from shoal.policy.decide.members import (
     FELL_BACK,
     MOVED,
@@ -26,6 +28,7 @@ from shoal.policy.decide.members import (
     is_refutable,
 )
 from shoal.policy.decide.room import shut_out
+from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
@@ -37,7 +40,7 @@ where a quota is exceeded: it may count all pods (`count/pods`)."""
 
 
 def clean(
-    facts: Facts, roles: tuple[ByIndex, ...], timers: Timers, *, most_kept: int = MOST_KEPT
+    facts: Facts, wanted: Wanted, roles: tuple[ByIndex, ...], timers: Timers, *, most_kept: int = MOST_KEPT
 ) -> list[Action]:
     """Deletions that are due while the job is active. `most_kept`: of the pods that failed."""
     actions: list[Action] = []
@@ -50,7 +53,12 @@ def clean(
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
                 elif each.pod.metadata.name not in kept and _is_due(each, members, timers, server_waits):
-                    actions.append(_delete(each.pod, each.slot.cause or each.verdict.reason))
+                    deletion = _delete(each.pod, each.slot.cause or each.verdict.reason)
+                    if is_only_cordoned(facts, each):
+                        if (successor := next_server(facts, wanted, each)) is None:
+                            continue
+                        deletion = replace(deletion, successor=successor)
+                    actions.append(deletion)
     return actions
 
 

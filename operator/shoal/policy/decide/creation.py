@@ -115,12 +115,10 @@ class Creator:
 
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
-        pool = self._wanted.pool_of(place)
-        # Not of `self`, which has all actions.
-        make = partial(_manifest, self._facts.pods, self._wanted, place)
+        action = pod_of(self._facts, self._wanted, place, replaces=replaces)
         if not self._tried:
-            make()  # what is wrong with the manifests is told on the job, as any error of a plan
-        self.actions.actions.append(CreatePod(self._name(place), make, *place, pool, replaces))
+            action.make()  # what is wrong with the manifests is told on the job, as any error of a plan
+        self.actions.actions.append(action)
         self._tried = True
 
     def plan_ahead(self, place: Place, members: list[Member], at: datetime | None = None) -> None:
@@ -142,6 +140,13 @@ class Creator:
 
     def _name(self, place: Place) -> str:
         return pod_name(self._facts.job.metadata.name, place)
+
+
+def pod_of(facts: Facts, wanted: Wanted, place: Place, *, replaces: bool = False) -> CreatePod:
+    """The creation of the pod of a place, as it is wanted now."""
+    name, pool = pod_name(facts.job.metadata.name, place), wanted.pool_of(place)
+    make = partial(_manifest, facts.pods, wanted, place)  # not of `facts`: a request would keep all of them
+    return CreatePod(name, make, *place, pool, replaces)
 
 
 def _manifest(pods: PodFactory, wanted: Wanted, place: Place) -> Manifest:

@@ -121,7 +121,7 @@ def decide(facts: Facts) -> Decisions:
     else:
         actions.actions += cleanup.give_back(facts)
     most_kept = 1 if actions.quota else cleanup.MOST_KEPT
-    actions.actions += cleanup.clean(facts, (servers, workers), facts.timers, most_kept=most_kept)
+    actions.actions += cleanup.clean(facts, goal, (servers, workers), facts.timers, most_kept=most_kept)
     if any(each.awaiting_job_end for each in every(servers, workers)):
         facts.timers.after(records.DONE_PATIENCE.total_seconds())
     return decided

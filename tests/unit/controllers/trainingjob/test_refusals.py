@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
 from shoal.manifests.names import budget_name, group_name, secret_name
 from shoal.manifests.objects import POD_GROUPS
-from shoal.policy.actions import ConfirmAbsent
+from shoal.policy.actions import ConfirmAbsent, CreatePod, DeletePod
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
 
 pytestmark = pytest.mark.looptime
@@ -424,3 +426,50 @@ async def test_a_finished_job_says_that_it_cannot_be_deleted() -> None:
     await asyncio.sleep(10)
     await passes(rig)
     assert JOB_PATH not in rig.cluster.objects
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "goes"),
+    [
+        (201, "", True),
+        (403, "exceeded quota: pods=4", True),
+        (400, 'admission webhook "old.example.com" does not support dry run', True),
+        (403, 'admission webhook "policy.example.com" denied the request', False),
+        (422, "Invalid value", False),
+        (500, "failed calling webhook: connection refused", False),
+    ],
+)
+async def test_server_is_ended_for_another_only_if_that_would_be_made(
+    status: int, words: str, goes: bool
+) -> None:
+    """A quota that is full has its own place."""
+    rig = Rig().applied()
+    await passes(rig)
+    before = rig.pods()
+    body = {"metadata": {"name": "digits-ps-0-1"}}
+    deletion = DeletePod(
+        "digits-ps-0-0",
+        rig.pod("digits-ps-0-0")["metadata"]["uid"],
+        successor=CreatePod("digits-ps-0-1", lambda: body, "ps", 0, 1),
+    )
+    if status != 201:
+        rig.cluster.fault = refusing("pods", status, words)
+    with nullcontext() if goes else pytest.raises(Unavailable, match="digits-ps-0-1 would be refused"):
+        await rig.applier.carry_out(rig.job, deletion)
+    assert rig.pods() == (before - {"digits-ps-0-0"} if goes else before)
+
+
+async def test_what_a_quota_refused_is_asked_for_at_once_when_a_pod_of_the_job_is_gone() -> None:
+    """After up to a minute, another job had the place that it had left."""
+    rig = Rig().applied()
+    await passes(rig)
+    rig.run_pods()
+    await passes(rig)
+    rig.cluster.fault = refusing("pods", 403, "exceeded quota: pods=3")
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        rig.state.pods.drop(rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/{name}")["metadata"]["uid"])
+        tried = len(rig.cluster.writes("POST", "pods"))
+        await passes(rig)
+        assert len(rig.cluster.writes("POST", "pods")) == tried + 1
+        await passes(rig)
+        assert len(rig.cluster.writes("POST", "pods")) == tried + 1
