@@ -162,6 +162,19 @@ def test_server_whose_end_has_a_deadline_is_moved_in_any_case(what: str) -> None
     assert (found.name, found.successor) == ("digits-ps-0-0", None)
 
 
+def test_suspended_job_ends_its_server_on_a_cordoned_node_whether_another_would_be_made_or_not() -> None:
+    world = running_world()
+    cordon(world, "safe-0")
+    world.status = plan(world.observation()).status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.manifest["spec"]["suspend"] = True
+    for name in [name for name in world.pods if "-worker-" in name]:
+        world.vanish(name)
+        world.asked.add(name)
+    found = deletion(world)
+    assert found is not None
+    assert (found.name, found.successor) == ("digits-ps-0-0", None)
+
+
 @pytest.mark.parametrize("why", ["other arguments", "an unreadable spec", "no pool"])
 def test_server_on_a_cordoned_node_stays_while_it_is_known_that_no_other_is_made(why: str) -> None:
     world = running_world()

@@ -21,9 +21,9 @@ _CORDONED = "NodeCordoned"
 
 
 def is_only_cordoned(facts: Facts, server: Member) -> bool:
-    """Whether a server works that is to leave its node, at any time."""
-    node = facts.seen.nodes.get(server.slot.node)
-    if server.verdict.reason != _CORDONED or server.pod is None or not server.pod.ready or node is None:
+    """Whether a server works that is wanted, and is to leave its node, at any time."""
+    node, reasons = facts.seen.nodes.get(server.slot.node), {server.slot.cause, server.verdict.reason}
+    if reasons != {_CORDONED} or server.pod is None or not server.pod.ready or node is None:
         return False
     others = server.slot.model_copy(update={"role": "worker"})  # to which a cordon says nothing
     signal = node_signal(node, others, server.pod.spec.tolerations)
