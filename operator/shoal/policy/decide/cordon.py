@@ -15,15 +15,13 @@ from shoal.policy.decide.creation import pod_of
 from shoal.policy.decide.members import Member
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
-from shoal.policy.facts.signals import Meaning, node_signal
-
-_CORDONED = "NodeCordoned"
+from shoal.policy.facts.signals import NODE_CORDONED, Meaning, node_signal
 
 
 def is_only_cordoned(facts: Facts, server: Member) -> bool:
     """Whether a server works that is wanted, and is to leave its node, at any time."""
     node, reasons = facts.seen.nodes.get(server.slot.node), {server.slot.cause, server.verdict.reason}
-    if reasons != {_CORDONED} or server.pod is None or not server.pod.ready or node is None:
+    if reasons != {NODE_CORDONED.reason} or server.pod is None or not server.pod.ready or node is None:
         return False
     others = server.slot.model_copy(update={"role": "worker"})  # to which a cordon says nothing
     signal = node_signal(node, others, server.pod.spec.tolerations)

@@ -54,6 +54,7 @@ NODE_NOT_READY = Signal("NodeNotReady", Meaning.UNREACHABLE)
 NODE_GONE = Signal("NodeLost", Meaning.LOST)
 NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
 NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
+NODE_CORDONED = Signal("NodeCordoned", Meaning.LEAVING)
 
 TAINTS: dict[str, Signal] = {
     # Kubernetes itself. Not `unreachable`: it says that the node is Unknown, and goes up to 5 s later
@@ -187,7 +188,7 @@ def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]
         if taint.key == _NOT_READY and taint.effect == "NoExecute" and unready:
             found = NODE_NOT_READY
         elif taint.key == _CORDONED and role == "ps":
-            found = Signal("NodeCordoned", Meaning.LEAVING)
+            found = NODE_CORDONED
         if found is None or (found.revocable and node.metadata.deletion_timestamp):
             continue
         keeps_away = taint.effect != "NoExecute" and found.meaning is Meaning.LEAVING
