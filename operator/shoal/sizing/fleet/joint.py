@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
+from contextlib import suppress
 
 import numpy as np
 
@@ -16,7 +17,17 @@ from shoal.errors import UsageError
 from shoal.sizing.availability import Floats
 from shoal.sizing.fleet.alone import Given, Solved, fits
 from shoal.sizing.fleet.answers import answer_of
-from shoal.sizing.fleet.traders import MOST_TRADERS, WORTH_A_TRADE, late_of, prefers, traders_of, used
+from shoal.sizing.fleet.problems import JobProblem
+from shoal.sizing.fleet.traders import (
+    MOST_TRADERS,
+    WORTH_A_TRADE,
+    apart,
+    full_of,
+    late_of,
+    prefers,
+    traders_of,
+    used,
+)
 from shoal.sizing.fleet.values import FleetJob, JobPlan
 from shoal.sizing.plan.planner import exactly, plan
 from shoal.sizing.plan.switch import Switch, is_sure, switch
@@ -38,22 +49,16 @@ def better_together(
 ) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already.
 
-    `between`: see `plan_together`. `lost`: jobs that no trade would have in time.
+    Those that share no pool, not even by way of others, have nothing to trade: whoever waits in one of them ends no
+    trade elsewhere. `between`: see `plan_together`. `lost`: jobs that no trade would have in time.
     """
-    able = [each for each in order if each.one is not None and not each.job.is_held]
-    if len(able) < 2:
-        return {}
-    limits = given.limits
-    for each in order:
-        if each.one is None or each.job.is_held:
-            for name, count in each.job.holds(each.answer.counts).items():
-                if name in limits:
-                    limits[name] = max(limits[name] - count, 0)
-    try:
-        best = _best(able, limits, given, between, lost)
-    except UsageError:
-        return {}
-    return {each.job.name: each for each in best}
+    best = dict[str, Solved]()
+    for able in apart([each for each in order if each.one is not None and not each.job.is_held]):
+        if len(able) > 1:
+            with suppress(UsageError):
+                found = _best(able, _left(given.limits, order, able), given, between, lost)
+                best |= {each.job.name: each for each in found}
+    return best
 
 
 def _best(
@@ -65,42 +70,53 @@ def _best(
 ) -> Sequence[Solved]:
     """What is carried out, or else the jobs' own plans, with all trades.
 
-    Of many jobs, groups trade until one finds no trade; where several that are late find none, one may. Once all
-    that are late have tried, the others trade for money: one that nothing helps would stop that for ever.
+    Of many jobs, groups trade: several that are late; where they find none, one of them, and they all have tried. Once
+    all that are late have, the others trade for money: one that nothing helps would stop that for ever.
     """
-    best, many, most, tried = able, len(able) > MOST_TRADERS, MOST_TRADERS, set[str]()
-    helped = {
-        each.job.name for each in able if many and (each.job.name in lost or _is_lost(each, limits, given))
-    }
+    best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
+    seen, tried = set[str](), set[str]()
     if many and not late_of(able) and (runs := _kept(able, limits, given)):
         return runs
-    for _ in range(MOST_GROUPS if many else 2):
-        traders = traders_of(best, given.pools, limits, helped, most)
+    if many:
+        full = full_of(able, limits)
+        tried = {
+            each.job.name
+            for each in late_of(able)
+            if each.job.name in lost or _is_lost(each, full, limits, given, between)
+        }
+    for _ in range(MOST_GROUPS):
+        traders = traders_of(best, given.pools, limits, tried, most)
         traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in best]
-        late = {each.job.name for each in late_of(traders if many else best)}
-        tried |= late
-        if traded and not many:
+        late = {each.job.name for each in late_of(traders if many else best)} - tried
+        if not (late or traded) or (traded and not many):
             break
-        if traded:
-            helped |= late
-        elif many and len(late) > 1 and most > 1:
+        seen |= late
+        if many and not traded and len(late) > 1 and most > 1:
             most = 1
-        elif not tried <= helped and {each.job.name for each in late_of(best)} <= tried | helped:
-            helped |= tried
         else:
-            break
+            tried |= late if traded else seen
     return _kept(best, limits, given) or best
 
 
-def _is_lost(each: Solved, limits: Mapping[str, int], given: Given) -> bool:
-    """Whether a job misses its limits with all nodes, too, so that no trade helps it: as one over its budget."""
-    if each.answer.feasible:
-        return False
+def _is_lost(
+    each: Solved, full: Set[str], limits: Mapping[str, int], given: Given, between: Callable[[], None]
+) -> bool:
+    """Whether a late job misses its limits with all nodes, too, so that no trade helps it: as one over its budget."""
+    assert each.one is not None
+    if each.one.problem.objective.is_lost or full.isdisjoint(each.job.pools):
+        return True
+    between()
     try:
         return not plan(given.problem(each.job, limits).problem).feasible
     except UsageError:  # it needs more nodes than there are
         return True
+
+
+def _left(limits: Mapping[str, int], plans: Sequence[Solved], some: Sequence[Solved]) -> dict[str, int]:
+    """The nodes by pool that there are for some of the jobs, beside what all others have."""
+    others = used(plans) - used(some)
+    return {name: max(limit - others[name], 0) for name, limit in limits.items()}
 
 
 def _traded(
@@ -111,24 +127,25 @@ def _traded(
     between: Callable[[], None],
 ) -> Sequence[Solved]:
     """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
-    if len(traders) < 2:
+    left, asked = _left(limits, able, traders), list[tuple[Solved, JobProblem]]()
+    for each in traders:
+        with suppress(UsageError):  # it needs more nodes than all of them have
+            asked.append((each, given.problem(each.job, left)))
+    if len(asked) < 2:
         return ()
-    others = used(able) - used(traders)
-    left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
-    try:
-        problems = [given.problem(each.job, left) for each in traders]
-    except UsageError:  # one of them needs more nodes than all of them have
-        return ()
-    priorities = [each.job.priority for each in traders]
-    found = plan_together([one.problem for one in problems], priorities, between)
-    if found is None:
-        return ()
+    priorities = [each.job.priority for each, _ in asked]
+    found = plan_together([one.problem for _, one in asked], priorities, between)
     traded = [
-        Solved(each.job, answer_of(each.job, one, plan), one, plan)
-        for each, one, plan in zip(traders, problems, found, strict=True)
+        Solved(each.job, answer, one, plan)
+        for (each, one), plan in zip(asked, found, strict=True)
+        if plan is not None and each.job.accepts((answer := answer_of(each.job, one, plan)).counts)
     ]
-    if not all(each.job.accepts(each.answer.counts) for each in traded):
+    names = {each.job.name for each in traded}
+    if used(
+        [each for each in traders if each.job.name not in names]
+    ).total():  # who gets nothing has none to give
         return ()
+    traders = [each for each in traders if each.job.name in names]
     if _missed(traded) != _missed(traders):
         return traded if _missed(traded) < _missed(traders) else ()
     if not any(each.answer.feasible for each in traders):  # what jobs cost that are late is not what counts

@@ -14,7 +14,7 @@ from shoal.sizing.fleet.alone import Solved
 from shoal.sizing.fleet.values import FleetPool, JobPlan
 from shoal.sizing.plan.problem import Prefer
 
-__all__ = ["MOST_TRADERS", "WORTH_A_TRADE", "late_of", "prefers", "traders_of", "used"]
+__all__ = ["MOST_TRADERS", "WORTH_A_TRADE", "apart", "full_of", "late_of", "prefers", "traders_of", "used"]
 
 WORTH_A_TRADE = 0.1
 """Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
@@ -23,21 +23,30 @@ MOST_TRADERS = 8
 """So many jobs trade together, more of them in groups: the candidates of each are tried against those of each other."""
 
 
+def apart(plans: Sequence[Solved]) -> list[list[Solved]]:
+    """The jobs in parts, each in their order, of which none names a pool that another one does."""
+    parts = list[set[str]]()
+    for each in plans:
+        near = [part for part in parts if not part.isdisjoint(each.job.pools)]
+        parts = [*(part for part in parts if part not in near), set(each.job.pools).union(*near)]
+    return [[each for each in plans if not part.isdisjoint(each.job.pools)] for part in parts]
+
+
 def traders_of(
     able: Sequence[Solved],
     pools: Sequence[FleetPool],
     limits: Mapping[str, int],
-    helped: Container[str],
+    tried: Container[str],
     most: int,
 ) -> Sequence[Solved]:
     """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
 
     Where nobody else has it, one that is late itself may, of the same priority. Where none misses its limits: all, if
     one pays more because of what others have; of many, some of those. `limits`: the nodes by pool that there are for
-    all of them. `helped`: jobs that need not be helped any more, or that nothing helps; they do not trade for money.
-    `most`: how many are helped at once.
+    all of them. `tried`: jobs that nothing helps, or that need not be helped any more; they do not trade for money, but
+    may have what others of no lower priority need. `most`: how many are helped at once.
     """
-    rest, full = [each for each in able if each.job.name not in helped], _full(able, limits)
+    rest, full = [each for each in able if each.job.name not in tried], full_of(able, limits)
     late = late_of(rest)[:most]
     if not late and len(able) > MOST_TRADERS:
         return _dearest(rest, pools, full)
@@ -45,12 +54,14 @@ def traders_of(
         return rest if _is_contended(rest, pools, full) else ()
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
-    def has(each: Solved) -> int:
-        return sum(each.answer.counts.get(name, 0) for name in wanted)
+    def has(each: Solved) -> tuple[bool, int]:
+        return each.answer.feasible, sum(each.answer.counts.get(name, 0) for name in wanted)
 
-    others = sorted((each for each in able if each.answer.feasible and has(each)), key=has, reverse=True)
-    room = MOST_TRADERS // 2 if most == 1 else max(MOST_TRADERS - len(late), MOST_TRADERS // 2)
-    givers = others[:room]
+    def may(each: Solved) -> bool:
+        return each.answer.feasible or (each.job.name in tried and each.job.priority <= late[0].job.priority)
+
+    givers = sorted((each for each in able if may(each) and has(each)[1]), key=has, reverse=True)
+    givers = givers[: MOST_TRADERS // 2 if most == 1 else max(MOST_TRADERS - len(late), MOST_TRADERS // 2)]
     if not givers:
         number = Counter(each.job.priority for each in late)
         level = next((priority for priority, jobs in number.items() if jobs > 1), late[0].job.priority)
@@ -129,7 +140,7 @@ def used(plans: Sequence[Solved]) -> Counter[str]:
     return held
 
 
-def _full(plans: Sequence[Solved], limits: Mapping[str, int]) -> set[str]:
+def full_of(plans: Sequence[Solved], limits: Mapping[str, int]) -> set[str]:
     """The pools of which no node is left; not those that have none for these jobs, whatever they trade."""
     there = used(plans)
     return {name for name, limit in limits.items() if there[name] >= limit > 0}

@@ -28,10 +28,10 @@ has what two jobs cost together then within 2 % of the exact trade."""
 
 def plan_together(
     problems: Sequence[Problem], priorities: Sequence[int], between: Callable[[], None] = lambda: None
-) -> list[Plan] | None:
+) -> list[Plan | None]:
     """A plan for each, in the same order; together they need no more of any pool than its limit.
 
-    None: there is no node for one of them. `between`: called before each of two parts of the work for each.
+    None: there is no node for it. `between`: called before each of two parts of the work for each.
 
     Problems are those of jobs as if each were alone; of one priority, they are in the order of urgency. Jobs whose
     limits cannot all be kept get what counts instead (`Objective.in_order`) in what the others leave. Least is to be,
@@ -50,15 +50,13 @@ def plan_together(
         np.zeros(len(names)) if at is None else each.counts[:, at]
         for each, at in zip(columns, chosen, strict=True)
     ]
-    free, found = free - sum(taken), dict[int, Plan]()
+    free, found = free - sum(taken), dict[int, Plan | None]()
     for number in sorted(range(len(problems)), key=lambda i: (chosen[i] is not None, -priorities[i])):
         between()
         free = free + taken[number]
         answer = _within(problems[number], dict(zip(names, free, strict=True)))
-        if answer is None:
-            return None
         found[number] = answer
-        for pool, n in zip(answer.pools, answer.counts, strict=True):
+        for pool, n in zip(answer.pools, answer.counts, strict=True) if answer is not None else ():
             free[names.index(pool.name)] -= n
     return [found[number] for number in range(len(problems))]
 

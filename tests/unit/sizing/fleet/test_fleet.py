@@ -883,7 +883,7 @@ def test_a_job_that_is_late_with_all_nodes_has_none_of_many_others_planned_again
     """All jobs were planned twice each minute, and then seven of them. That others make late: see `test_many`."""
     asked: list[int] = []
 
-    def counted(problems: Sequence[Problem], *more: Any) -> list[Plan] | None:
+    def counted(problems: Sequence[Problem], *more: Any) -> list[Plan | None]:
         asked.append(len(problems))
         return plan_together(problems, *more)
 
