@@ -31,7 +31,7 @@ from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.answer import Plan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.planner import exactly, nothing
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import Pool, Problem
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
@@ -237,11 +237,31 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, bool, float]:
 
 
 def _fastest(problem: Problem, most: int) -> float:
-    """Samples a second of so many of the fastest workers, as far as the servers let them."""
+    """Samples a second of the fastest workers, as far as the servers let them, or of those with the largest batches.
+
+    Servers limit steps, not samples: behind full ones, these do more.
+    """
+    return max(
+        samples_per_second(problem, _first_of(problem, most, order), servers)
+        for order in (_by_speed, _by_batch)
+        for servers in problem.servers.counts
+    )
+
+
+def _first_of(problem: Problem, most: int, order: Callable[[Pool], tuple[float, ...]]) -> list[int]:
+    """So many workers, of the pools that are first in an order."""
     counts = [0] * len(problem.pools)
-    for at in sorted(range(len(counts)), key=lambda at: -problem.pools[at].samples_per_second):
+    for at in sorted(range(len(counts)), key=lambda at: order(problem.pools[at]), reverse=True):
         counts[at] = min(problem.pools[at].nodes, most - sum(counts))
-    return max(samples_per_second(problem, counts, servers) for servers in problem.servers.counts)
+    return counts
+
+
+def _by_speed(pool: Pool) -> tuple[float, ...]:
+    return (pool.samples_per_second,)
+
+
+def _by_batch(pool: Pool) -> tuple[float, ...]:
+    return pool.batch, pool.samples_per_second
 
 
 def _in_time(job: FleetJob, problem: Problem, deadline: float) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import Interrupted
-from shoal.sizing.fleet import FleetJob, JobPlan, ServerLoad, plan_fleet
-from tests.unit.sizing.fleet.test_fleet import PROFILE, STEADY, job
+from shoal.sizing.fleet import FleetJob, JobPlan, LogMean, Profile, Row, ServerLoad, plan_fleet
+from tests.unit.sizing.fleet.test_fleet import MODEL, PROFILE, STEADY, job
 
 IDLE = replace(PROFILE, server_load={1: ServerLoad(0.6, 6000)})
 """Its servers never limit."""
@@ -82,3 +82,29 @@ def test_a_plan_of_many_jobs_over_their_budgets_is_interrupted_between_any_two_o
     jobs = [one(f"{i}", "a", 2, 1, deadline_seconds=None, budget_left=0.5) for i in range(9)]
     with pytest.raises(Interrupted):
         plan_fleet([A], [IDLE], jobs, between=between)
+
+
+def test_the_slack_of_a_job_whose_servers_limit_steps_counts_on_larger_batches() -> None:
+    """The fastest workers alone make the smallest batches: it was called late, and left others what it needed."""
+    slow = replace(MODEL, fingerprint="slow")
+    rows = (("P100", 32, 0.02), ("V100", 256, 0.2))
+    profile = Profile(
+        slow,
+        tuple(
+            Row(kind, batch_size=size, workers=1, compute=LogMean.of(at, 0.004, 5000))
+            for kind, size, at in rows
+        ),
+        {1: ServerLoad(1500.0, 60_000)},
+    )
+    pools = [replace(A, limit=16), replace(B, accelerator="V100", limit=16)]
+    sizes: dict[str, Any] = {
+        "pools": ("a", "b"),
+        "max_workers": 16,
+        "batch_size": 32,
+        "batch_sizes": {"V100": 256},
+    }
+    limited = job("limited", model=slow, samples_left=256 * 33 * 3000.0, created="2026-11-01", **sizes)
+    fast = one("fast", "b", 200, 16, prefer="MinTime", max_workers=16, deadline_seconds=200_000.0)
+    fill = [one(f"f{i}", "other", 2, 3, pools=("other", "b"), max_workers=4) for i in range(8)]
+    found = plan_fleet([*pools, OTHER], [IDLE, profile], [limited, fast, *fill]).jobs
+    assert [name for name, each in found.items() if not each.feasible] == []
