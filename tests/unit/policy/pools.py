@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -189,3 +190,21 @@ def auto(**workers: Any) -> Pools:
 
 
 FALLBACK = {"afterSeconds": 300, "returnAfterSeconds": 1800}
+
+
+class Avoiding(Pools):
+    """A scheduler that keeps pods from the nodes that they avoid."""
+
+    def _create(self, action: CreatePod) -> None:
+        super()._create(action)
+        if action.name in self.pods:
+            affinity = action.manifest["spec"].get("affinity") or {}
+            self.pods[action.name]["spec"]["affinity"] = copy.deepcopy(affinity)
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        every, avoided = self.nodes, str(pod["spec"].get("affinity"))
+        self.nodes = {name: node for name, node in every.items() if f"'{name}'" not in avoided}
+        try:
+            return super()._room_for(pod)
+        finally:
+            self.nodes = every

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from shoal.manifests.platforms import EKS, GENERIC, GKE, KARPENTER, Platform, platform_of
 from shoal.policy.actions import CreatePod, DeletePod
 from tests.unit.policy import build
-from tests.unit.policy.pools import EXHAUSTED, Pools, pool
+from tests.unit.policy.pools import EXHAUSTED, Avoiding, Pools, pool
 from tests.unit.policy.test_placement import LABELS, node_of
 from tests.unit.policy.world import World, running_world
 
@@ -316,20 +315,6 @@ def test_a_server_that_waits_stays_while_its_pools_cannot_be_read() -> None:
 
 
 # --- excluded nodes ---------------------------------------------------------------------------------------------------
-
-
-class Avoiding(Pools):
-    """A scheduler that keeps pods from the nodes that they avoid."""
-
-    def _create(self, action: CreatePod) -> None:
-        super()._create(action)
-        if action.name in self.pods:
-            affinity = action.manifest["spec"].get("affinity") or {}
-            self.pods[action.name]["spec"]["affinity"] = copy.deepcopy(affinity)
-
-    def _room_for(self, pod: dict[str, Any]) -> str | None:
-        node = super()._room_for(pod)
-        return None if node is not None and node in str(pod["spec"].get("affinity")) else node
 
 
 def failing(world: World, times: int) -> None:

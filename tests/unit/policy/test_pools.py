@@ -18,7 +18,7 @@ from shoal.policy.facts.read import read
 from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
-from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Near, Pools, created, pool
+from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Avoiding, Near, Pools, created, pool
 from tests.unit.policy.world import World
 
 
@@ -686,11 +686,42 @@ def test_what_most_nodes_see_at_once_is_held_against_none() -> None:
     assert world.status.get("nodeFailures", {}) == {}
 
 
-def test_what_was_held_against_the_first_nodes_of_an_outage_is_forgotten() -> None:
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_two_nodes_that_fail_at_once_are_avoided_by_a_job_of_few_workers(replicas: int) -> None:
+    """They were bad, and most of its nodes: none was avoided, and the job failed for good with eight good ones."""
+    world = Pools(pool("a"), nodes={"a": 10}, replicas=replicas, nodeExclusion={}).settled()
+    assert fail_on(world, "a-0", "a-1") == []
+    assert fail_on(world, "a-0", "a-1") == ["a-0", "a-1"]
+
+
+@pytest.mark.parametrize("minutes", [0, 2])
+@pytest.mark.parametrize("pools", [True, False], ids=["in a pool", "without pools"])
+def test_a_worker_that_goes_from_one_bad_node_to_another_avoids_both(pools: bool, minutes: int) -> None:
+    """Its own end on the first was taken for that of another; later, half of its nodes were said to be avoided."""
+    where: dict[str, Any] = {} if pools else {"pools": [], "capacity": "Spot"}
+    world = Avoiding(
+        pool("spot"), nodes={"spot": 10, "od": 2}, replicas=1, nodeExclusion={}, **where
+    ).settled()
+    for node in ("spot-0", "spot-0", "spot-1", "spot-1"):
+        excluded = fail_on(world, node)
+        world.now += timedelta(minutes=minutes)
+        world.settle()
+    assert excluded == ["spot-0", "spot-1"]
+
+
+def test_a_node_stays_avoided_when_another_one_fails_once() -> None:
+    """It was avoided no longer, and took one worker after another again."""
     world = Pools(pool("a"), nodes={"a": 3}, replicas=3, nodeExclusion={}).settled()
     assert fail_on(world, "a-0") == []
-    assert fail_on(world, "a-0") == ["a-0"], "as of a node that is broken"
-    assert fail_on(world, "a-1") == []
+    assert fail_on(world, "a-0") == ["a-0"]
+    assert fail_on(world, "a-1") == ["a-0"]
+
+
+def test_what_was_held_against_the_first_nodes_of_an_outage_is_forgotten() -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, nodeExclusion={}).settled()
+    fail_on(world, "a-0")
+    assert fail_on(world, "a-0", "a-1") == ["a-0"], "as of a node that is broken"
+    assert fail_on(world, "a-2") == []
     assert world.status.get("nodeFailures", {}) == {}
 
 
@@ -706,6 +737,29 @@ def test_half_of_the_nodes_are_left_however_they_fail() -> None:
         excluded = fail_on(world, f"a-{number}")
         world.now += timedelta(minutes=2)
     assert excluded == ["a-0", "a-1"]
+
+
+def test_half_of_the_nodes_of_a_pool_are_left_whatever_others_it_could_be_on() -> None:
+    """What is avoided of another pool, or is gone, takes none of them."""
+    rule = {"failuresBeforeExclude": 1}
+    pools = pool("a", limit=2), pool("b", limit=4)
+    world = Pools(*pools, nodes={"a": 2, "b": 10}, replicas=6, nodeExclusion=rule).settled()
+    for node in ("b-0", "b-1", "a-0", "a-1", "b-2"):
+        excluded = fail_on(world, node)
+        world.now += timedelta(minutes=2)
+    assert excluded == ["b-0", "b-1", "a-0", "b-2"]
+
+
+@pytest.mark.parametrize(("avoided", "then"), [([0], [0, 3]), ([0, 1], [0, 1])])
+def test_half_of_the_nodes_that_a_job_had_are_left_where_none_can_be_read(
+    avoided: list[int], then: list[int]
+) -> None:
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1})
+    until = {"reason": "Error", "until": build.stamp(world.now + timedelta(minutes=30))}
+    world.status["excludedNodes"] = [{"node": f"node-{each}", **until} for each in avoided]
+    world.status["slots"] = [{"index": n, "node": f"node-{n}"} for n in range(4) if n not in avoided]
+    facts = read(replace(world.observation(), nodes={}, node_signals=False))
+    assert [each.node for each in exclude(facts, [("node-3", "Error")]).nodes] == [f"node-{n}" for n in then]
 
 
 @pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])
