@@ -124,6 +124,15 @@ def test_nodes_that_fell_silent_long_before_tell_nothing_of_another_one(before: 
     assert suspected(66, recent, since=at) is not None, "three of the six that are left"
 
 
+@pytest.mark.parametrize("flapping", [1, 2])
+def test_a_node_that_was_heard_for_a_moment_of_a_long_outage_is_not_believed_gone(flapping: int) -> None:
+    """All others had been silent for so long that they were not counted: its server was taken for lost, and ended."""
+    at = timedelta(seconds=-70)
+    silent = [timedelta(minutes=-20)] * (12 - flapping) + [at] * flapping
+    assert suspected(12, silent, since=at) is not None
+    assert suspected(18, silent, since=at) is None, "others are heard: as of machines that are gone"
+
+
 def test_server_is_replaced_and_forced_away_where_nearly_all_nodes_have_been_silent_for_days() -> None:
     """Its machine is gone, as are those of the others. A job that was deleted, or suspended, never ended."""
     world = running_world()

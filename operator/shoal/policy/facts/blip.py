@@ -61,7 +61,7 @@ def suspicion(seen: Observation, since: datetime | None, timers: Timers) -> Reas
     """Why the silence of a node is not believed; None if it is. `since`: when it fell silent, as far as is known.
 
     Those that fell silent `LONG_BEFORE` tell nothing of it, and are not counted: as of machines that are gone, whose
-    nodes nobody deletes.
+    nodes nobody deletes. Unless no node at all is heard: in a long outage one is, for a moment, now and then.
     """
     back = seen.api_returned_seconds
     if back is not None and timers.pending(seen.now + PATIENCE - timedelta(seconds=back)):
@@ -69,7 +69,8 @@ def suspicion(seen: Observation, since: datetime | None, timers: Timers) -> Reas
         return Reason("ControlPlaneReturned", message)
     seconds = int(PATIENCE.total_seconds())
     recent, again = _recent(seen.silent_nodes, seen.now), _recent(seen.nodes_heard_again, seen.now)
-    old = bisect.bisect_left(seen.silent_nodes, since - LONG_BEFORE) if since is not None else 0
+    others_are_heard = len(seen.silent_nodes) < len(seen.nodes)
+    old = bisect.bisect_left(seen.silent_nodes, since - LONG_BEFORE) if since and others_are_heard else 0
     nodes, silent = len(seen.nodes) - old, len(seen.silent_nodes) - old
     if silent and FEWEST <= silent + again > NEARLY_ALL * nodes:
         what = f"in the last {seconds} s nearly no node was heard all the time"
