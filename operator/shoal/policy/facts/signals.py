@@ -85,7 +85,11 @@ _CORDONED = "node.kubernetes.io/unschedulable"
 
 _AKS = "VMEventScheduled"
 CONDITIONS: dict[str, Signal] = {_AKS: Signal("VMEventScheduled", Meaning.LEAVING)}
-"""AKS: reason or message name the event (Preempt, Terminate, Redeploy, Reboot, Freeze)."""
+"""AKS: reason or message name the event (Preempt, Terminate, Redeploy, Reboot, Freeze).
+
+It is True since the first of several, so one that follows a freeze seems to have been said when that was: of a pod that
+was bound meanwhile it says nothing, unless the node is cordoned, too, as for all of them but a reboot.
+"""
 VM_FROZEN = Signal("VMFreezeScheduled", Meaning.AT_RISK)
 _HARMLESS = re.compile(r"freeze|live.?migration", re.IGNORECASE)  # a pause of seconds
 
