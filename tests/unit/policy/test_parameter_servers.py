@@ -61,12 +61,18 @@ def deleted(world: World) -> list[str]:
 
 
 def test_server_that_is_not_heard_gives_way_where_a_quota_has_no_room_for_the_next_one() -> None:
-    """It held the quota until a newer one ran: for ever, where most nodes of its zone were not heard."""
+    """It held the quota until a newer one ran: for ever, where most nodes of its zone were not heard.
+
+    And it was ended at the first refusal, though its node may be heard again in a moment.
+    """
     world = running_world()
     world.quota = len(world.pods)
     world.kill_node("safe-0")
     world.reconcile()
     assert "digits-ps-0-1" in world.refusals
+    go_on(world, 60)
+    assert world.deleted == []
+    go_on(world, 20)
     assert world.deleted == ["digits-ps-0-0"]
     for _ in range(70):  # it is Terminating, and no kubelet hears of it
         world.tick(1)
@@ -314,9 +320,12 @@ def test_server_that_a_quota_refuses_takes_the_place_of_a_worker_that_waits_for_
 
 
 def test_workers_give_way_one_after_another_until_there_is_room_for_the_server() -> None:
+    """One in a minute: it may be in vain."""
     world = shut_out()
     world.quota = 2
-    go_on(world, 40)
+    go_on(world, 60)
+    assert world.deleted == ["digits-worker-2-0"]
+    go_on(world, 60)
     assert world.deleted == ["digits-worker-2-0", "digits-worker-1-0"]
     assert sorted(world.pods) == ["digits-ps-0-1", "digits-worker-0-0"]
 
@@ -335,9 +344,66 @@ def test_worker_whose_node_is_not_heard_makes_room_for_the_server() -> None:
     """Its pod was kept until its successor ran, which was not made before the server was there."""
     world = shut_out()
     world.kill_node(world.pods["digits-worker-0-0"]["spec"]["nodeName"])
-    go_on(world, 80)
+    go_on(world, 140)
     assert set(world.deleted) == {"digits-worker-0-0"}
     assert "digits-ps-0-1" in world.pods
+
+
+FULL = {
+    "a place": ("pods=1", "pods=4", "pods=4", True),
+    "more places than workers have": ("count/pods=1", "count/pods=7", "count/pods=4", False),
+    "more than all workers have": (
+        "requests.memory=64Gi",
+        "requests.memory=1Ti",
+        "requests.memory=1Ti",
+        False,
+    ),
+    "what no worker asks for": ("nvidia.com/gpu=1", "nvidia.com/gpu=2", "nvidia.com/gpu=2", False),
+    "what they have, and what not": ("fpga=1,pods=1", "fpga=2,pods=4", "fpga=2,pods=4", False),
+    "limits, which are not read": ("limits.cpu=1", "limits.cpu=4", "limits.cpu=4", True),
+}
+
+
+@pytest.mark.parametrize(("requested", "used", "limited", "goes"), FULL.values(), ids=FULL)
+def test_no_worker_gives_way_in_vain(requested: str, used: str, limited: str, goes: bool) -> None:
+    """All of them went, one after another, for a server that had room no sooner."""
+    world = shut_out()
+    world.quota_says = f"exceeded quota: team, requested: {requested}, used: {used}, limited: {limited}"
+    go_on(world, 30)
+    assert world.deleted == (["digits-worker-2-0"] if goes else [])
+
+
+@pytest.mark.parametrize("resource", ["count/pods", "pods"])
+def test_pod_that_is_kept_for_its_log_goes_where_it_has_the_place_of_a_server(resource: str) -> None:
+    """A worker at work gave way in place of it."""
+    world = running_world()
+    world.end("digits-worker-0-0", 1)
+    world.settle()
+    assert world.pods["digits-worker-0-0"]["status"]["phase"] == "Failed"
+    world.quota = len(world.pods) - 1
+    world.vanish("digits-ps-0-0")
+    world.quota_says = (
+        f"exceeded quota: team, requested: {resource}=1, used: {resource}=4, limited: {resource}=4"
+    )
+    go_on(world, 3)
+    assert world.deleted == (["digits-worker-0-0"] if resource == "count/pods" else [])
+
+
+def test_worker_gives_way_where_a_finalizer_holds_the_server_of_a_dead_node() -> None:
+    """It was awaited without an end."""
+    world = running_world()
+    world.quota = len(world.pods)
+    world.kill_node("safe-0")
+    world.pods["digits-ps-0-0"]["metadata"] |= {
+        "deletionTimestamp": build.stamp(world.now), "deletionGracePeriodSeconds": 0, "finalizers": ["a/b"],
+    }  # fmt: skip
+    world.reconcile()
+    waits = Refusal(RefusalKind.QUOTA, "digits-ps-0-1", "exceeded", (1, 0), build.at(world.now), 3)
+    for seconds, gone in ((64, []), (1, ["digits-worker-2-0"])):
+        world.now += timedelta(seconds=seconds)
+        world.refusals[waits.name] = replace(waits, at=build.at(world.now))
+        slots = plan(world.observation()).status.slots
+        assert [f"digits-worker-{each.index}-0" for each in slots if each.cause == "GaveWay"] == gone
 
 
 def test_no_worker_is_made_in_the_place_of_a_server_that_a_quota_refuses() -> None:

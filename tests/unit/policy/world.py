@@ -94,6 +94,7 @@ class World:
         self.report_age = 0.0
         self.platform = GENERIC
         self.quota: int | None = None
+        self.quota_says = "exceeded quota: pods"
         self.queue = Queue()
         self.taken: set[str] = set()
         """Pods that were disrupted or failed, by name: each may be counted once."""
@@ -303,7 +304,7 @@ class World:
         if self.quota is not None and len(self.pods) >= self.quota:
             times = self.refusals[name].times + 1 if name in self.refusals else 0
             self.refusals[name] = Refusal(
-                RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), build.at(self.now), times
+                RefusalKind.QUOTA, name, self.quota_says, (1, 0), build.at(self.now), times
             )
             return
         self.refusals.pop(name, None)

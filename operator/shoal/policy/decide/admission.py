@@ -114,6 +114,12 @@ def retry_after(refusal: Refusal) -> float:
     return min(most, first * 2.0 ** min(refusal.times, 10))
 
 
+def refused_since(refusal: Refusal) -> float:
+    """When the first of its row was, at the latest, as `Observation.at`."""
+    before = (replace(refusal, times=times) for times in range(min(refusal.times, 10)))
+    return refusal.at - sum(map(retry_after, before))
+
+
 def asked_anew(refusal: Refusal, at: float) -> Refusal:
     """What a quota refused, when a pod of the job has left its place: it is asked at once whether that is free."""
     first = replace(refusal, times=-1)

@@ -27,16 +27,14 @@ from shoal.policy.decide.members import (
     every,
     is_refutable,
 )
-from shoal.policy.decide.room import shut_out
+from shoal.policy.decide.room import HELD_UP, counts_ended, in_the_way
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
-HELD_UP = timedelta(seconds=60)
-"""A server that could start for so long, and has not, may wait for what the one before it holds."""
 MOST_KEPT = 10
 """Pods that failed and are kept, the newest: more than a job survives by default (`backoffLimit`). Only the last one
-where a quota is exceeded: it may count all pods (`count/pods`)."""
+where a quota is exceeded: it may count all pods (`count/pods`). None where that keeps out a server."""
 
 
 def clean(
@@ -44,7 +42,8 @@ def clean(
 ) -> list[Action]:
     """Deletions that are due while the job is active. `most_kept`: of the pods that failed."""
     actions: list[Action] = []
-    kept, server_waits = _kept_for_their_logs(facts, roles, most_kept), bool(shut_out(facts))
+    kept = set[str]() if counts_ended(facts) else _kept_for_their_logs(facts, roles, most_kept)
+    at_once = in_the_way(facts) | {PodOutcome.LOST}
     for role in roles:
         for members in role.values():
             for each in members:
@@ -52,7 +51,7 @@ def clean(
                     continue
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
-                elif each.pod.metadata.name not in kept and _is_due(each, members, timers, server_waits):
+                elif each.pod.metadata.name not in kept and _is_due(each, members, timers, at_once):
                     deletion = _delete(each.pod, each.slot.cause or each.verdict.reason)
                     if is_only_cordoned(facts, each):
                         if (successor := next_server(facts, wanted, each)) is None:
@@ -75,8 +74,8 @@ def _kept_for_their_logs(facts: Facts, roles: tuple[ByIndex, ...], most: int) ->
     return lasts | {name for _, name in failed[-most:]}
 
 
-def _is_due(each: Member, members: list[Member], timers: Timers, server_waits: bool) -> bool:
-    """Whether to delete a pod now. `server_waits`: for what a quota counts."""
+def _is_due(each: Member, members: list[Member], timers: Timers, at_once: frozenset[PodOutcome]) -> bool:
+    """Whether to delete a pod now. `at_once`: of these outcomes, if it is to end."""
     assert each.pod is not None
     if each.verdict.outcome in ENDED:
         return each.recorded
@@ -84,7 +83,7 @@ def _is_due(each: Member, members: list[Member], timers: Timers, server_waits: b
         return False
     if each.slot.cause == OUTDATED:
         return each.recorded  # unrecorded, its absence would count as a disruption
-    if each.verdict.outcome is PodOutcome.LOST or each.slot.cause in OWN_CAUSES or server_waits:
+    if each.verdict.outcome in at_once or each.slot.cause in OWN_CAUSES:
         return True
     later = [other for other in members if other.place > each.place]
     if each.place.role == "ps" and _holds_up(each, later, timers):
