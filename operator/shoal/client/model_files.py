@@ -2,12 +2,14 @@
 
 Its manifest says which files it has, and their digests: what else lies beside them, of an export that was not the last
 or of a killed server, is not taken, and what does not arrive as it was exported is an error. When all have arrived,
-they replace those of an earlier model, and never somebody else's manifest.
+they replace those of an earlier model, and never somebody else's manifest. That of a model goes first and comes last:
+a folder without one has no whole model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import shutil
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 Read = Callable[[str], Iterable[bytes]]
 """The content of a file of the model, by its name there. Raises `ShoalError`."""
 MANIFEST = "manifest.json"
+BEGINNINGS = b'{"run":', b'{"jobUid":'
+"""Of a manifest, by which one that is cut is known."""
+ON_THE_WAY = ".shoal-model"
+"""The folder beside the files for those that are to replace them; one name, so a killed download leaves one folder."""
 CHUNK = 4 << 20
 
 
@@ -58,19 +64,14 @@ def copy(read: Read, uri: str, target: Path, digest: str | None) -> None:
     """
     written = b"".join(read(MANIFEST))
     try:
-        exported = json.loads(written)
-        theirs = exported["outcome"]["modelDigest"]
-        files = [(PurePosixPath(each["name"]), each["sha256"]) for each in exported["files"]]
+        theirs, files = _parsed(written)
     except (ValueError, KeyError, TypeError) as error:
         raise Unavailable(f"{uri}/{MANIFEST} is not of a model: {error!r}") from error
     if theirs != digest:
         raise Unavailable(f"{uri}/{MANIFEST} is of another model than this job's")
-    for name, _ in files:
-        if name.is_absolute() or ".." in name.parts:
-            raise Unavailable(f"the model has a file {name}, which lies outside of it")
-    _must_be_of_a_model(target / MANIFEST)
-    with _below(target) as new:
-        for name, sha256 in files:
+    earlier = _earlier(target / MANIFEST)
+    with _on_the_way(target) as new:
+        for name, sha256 in files.items():
             with _writing(target / name):
                 if _write(read(str(name)), new / name) != sha256:
                     raise Unavailable(
@@ -79,30 +80,79 @@ def copy(read: Read, uri: str, target: Path, digest: str | None) -> None:
                     )
         with _writing(target / MANIFEST):
             _write([written], new / MANIFEST)
-        for here in (*(target / name for name, _ in files), target / MANIFEST):
-            with _writing(here):
-                here.parent.mkdir(parents=True, exist_ok=True)
-                (new / here.relative_to(target)).replace(here)
+            (target / MANIFEST).unlink(missing_ok=True)
+        for name in earlier - files.keys():
+            with _writing(target / name):
+                _remove(target, name)
+        for name in (*files, PurePosixPath(MANIFEST)):
+            with _writing(target / name):
+                _move(new / name, target / name)
 
 
-def _must_be_of_a_model(manifest: Path) -> None:
-    """Raise UsageError if somebody else's file has the manifest's name."""
+def _parsed(manifest: bytes) -> tuple[str, dict[PurePosixPath, str]]:
+    """The digest of a model, and those of its files. Raises ValueError, KeyError or TypeError: it is not of a model."""
+    read = json.loads(manifest)
+    files = {PurePosixPath(each["name"]): each["sha256"] for each in read["files"]}
+    for name in files:
+        if name.is_absolute() or ".." in name.parts:
+            raise ValueError(f"it has a file {name}, which lies outside of it")
+    return read["outcome"]["modelDigest"], files
+
+
+def _earlier(manifest: Path) -> set[PurePosixPath]:
+    """The files of the model that is there; none are known where a crash left its manifest empty, or cut it.
+
+    Raises:
+        UsageError: somebody else's file has the manifest's name.
+    """
     try:
-        json.loads(manifest.read_bytes())["outcome"]["modelDigest"]
+        written = manifest.read_bytes()
     except FileNotFoundError:
-        return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return set()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {manifest}: {error.strerror or error}: choose another folder"
+        ) from error
+    try:
+        return set(_parsed(written)[1])
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ValueError) and (not written.strip(b"\0 \n") or written.startswith(BEGINNINGS)):
+            return set()
         raise UsageError(f"{manifest} is not of a model: choose another folder") from error
 
 
 @contextlib.contextmanager
-def _below(target: Path) -> Iterator[Path]:
-    """A folder for files on the way, from which they are renamed; it is deleted."""
+def _on_the_way(target: Path) -> Iterator[Path]:
+    """An empty folder for files on the way; it is deleted. What a killed download left in it goes first."""
+    folder = target / ON_THE_WAY
     with _writing(target):
-        target.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=".shoal-", dir=target, ignore_cleanup_errors=True)
-    with folder as name:
-        yield Path(name)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(target: Path, name: PurePosixPath) -> None:
+    """Delete a file, and the folders that are empty without it."""
+    if (target / name).is_file():
+        (target / name).unlink()
+    with contextlib.suppress(OSError):  # not empty, or no folder
+        for folder in name.parents[:-1]:
+            (target / folder).rmdir()
+
+
+def _move(file: Path, here: Path) -> None:
+    """Put a file in the place of another one."""
+    here.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.replace(here)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(file, here)  # a part of the folder is a mount, or a link to another volume
 
 
 @contextlib.contextmanager

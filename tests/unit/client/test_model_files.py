@@ -333,9 +333,9 @@ def test_a_copy_that_broke_is_told_where_its_pod_is_gone(tmp_path: Path) -> None
         download(URI, tmp_path / "here", job, api)
 
 
-def exported(model: bytes) -> dict[str, bytes]:
+def exported(model: bytes, *more: str) -> dict[str, bytes]:
     """The files of a model, by name, with their manifest."""
-    files = {"model.keras": model, "weights/0": b"of " + model}
+    files = {"model.keras": model, "weights/0": b"of " + model} | dict.fromkeys(more, b"more of " + model)
     listed = [{"name": name, "sha256": hashlib.sha256(each).hexdigest()} for name, each in files.items()]
     return files | {"manifest.json": json.dumps({"outcome": {"modelDigest": "d"}, "files": listed}).encode()}
 
@@ -363,7 +363,86 @@ def test_a_model_that_does_not_arrive_leaves_the_one_that_is_there(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("theirs", ['{"name": "a web page"}', '{"outcome": {}}', "[]", "no JSON"])
+def test_what_only_the_earlier_model_had_goes_with_it(tmp_path: Path) -> None:
+    """Keras could not export the new one: a server went on with the old saved_model beside it."""
+    saved = "saved_model/saved_model.pb", "saved_model/variables/0"
+    old, new = exported(b"yesterday's", *saved, "assets/mine"), exported(b"today's", "assets")
+    copy(lambda name: [old[name]], "s3://b/m", tmp_path, "d")
+    (tmp_path / "notes").write_bytes(b"mine")
+    copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == new | {"notes": b"mine"}
+    assert not (tmp_path / "saved_model").exists()
+
+
+@pytest.mark.parametrize("ends_at", [0, 1, 2])
+def test_an_earlier_manifest_never_stands_beside_files_of_a_newer_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_at: int
+) -> None:
+    """Whoever reads it would take the mixture for the old model."""
+    old, new, renamed = exported(b"yesterday's"), exported(b"today's"), list[Path]()
+    copy(lambda name: [old[name]], "s3://b/m", tmp_path, "d")
+    real = Path.replace
+
+    def replace(path: Path, here: Path) -> Path:
+        if len(renamed) == ends_at:
+            raise KeyboardInterrupt
+        renamed.append(here)
+        return real(path, here)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert not (tmp_path / "manifest.json").exists()
+    monkeypatch.undo()
+    copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == new
+
+
+def test_a_folder_of_the_model_may_lie_on_another_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, real = exported(b"new"), Path.replace
+
+    def replace(path: Path, here: Path) -> Path:
+        if here.parent.name == "weights":
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return real(path, here)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == new
+
+
+def test_what_a_killed_download_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    """Each left a hidden folder of its own, until the volume was full."""
+
+    def killed(name: str) -> Iterator[bytes]:
+        if name == "manifest.json":
+            yield exported(b"new")[name]
+        else:
+            left.append({str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")})
+            raise Unavailable("the connection to the pod broke")
+
+    left: list[set[str]] = []
+    for of_the_killed in (None, b"half of a model"):
+        if of_the_killed:
+            (tmp_path / ".shoal-model" / "weights").mkdir(parents=True)
+            (tmp_path / ".shoal-model" / "weights" / "0").write_bytes(of_the_killed)
+        with pytest.raises(Unavailable, match="broke"):
+            copy(killed, "s3://b/m", tmp_path, "d")
+    assert left == [{".shoal-model", ".shoal-model/model.keras"}] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", [b"", 4095 * b"\0", b'{"run":"u","files":[{"na'])
+def test_a_manifest_that_a_loss_of_power_broke_is_replaced(tmp_path: Path, broken: bytes) -> None:
+    new = exported(b"new")
+    (tmp_path / "manifest.json").write_bytes(broken)
+    copy(lambda name: [new[name]], "s3://b/m", tmp_path, "d")
+    assert arrived(tmp_path) == new
+
+
+@pytest.mark.parametrize("theirs", ['{"name": "a web page"}', '{"outcome": {}}', "[]", "// with remarks\n{}"])
 def test_a_manifest_of_something_else_is_not_replaced(tmp_path: Path, theirs: str) -> None:
     """A common name: a web page's project has one."""
     (tmp_path / "manifest.json").write_text(theirs)
