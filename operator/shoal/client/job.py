@@ -25,6 +25,8 @@ from shoal_trainer.contract import plain
 
 log = logging.getLogger(__name__)
 
+UNNAMED = "new"
+"""What a job without a phase is called."""
 UNSEEN = "no operator has looked at it yet: shoal doctor says whether one runs"
 WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
@@ -54,6 +56,8 @@ class Job:
         self.namespace = namespace or api.namespace
         self._manifest = manifest
         """As it was last read: what needs no more of it can be done with a job that is not understood."""
+        self._uid = _uid(manifest) if manifest else None
+        """Of the job that it was first: another one may have its name by now."""
         self._seen: TrainingJob | None = None
         self._told = ""
 
@@ -78,6 +82,7 @@ class Job:
     def read(self) -> Json:
         """Its manifest as it is now. Raises NotFound."""
         self._manifest, self._seen = self._api.get(self.path), None
+        self._uid = self._uid or _uid(self._manifest)
         return self._manifest
 
     def refresh(self) -> TrainingJob:
@@ -92,7 +97,7 @@ class Job:
     @property
     def phase(self) -> str:
         """That it was last read with, also where nothing else of it is understood; `new` without one."""
-        return _status(self._manifest or self.read()).get("phase") or "new"
+        return _status(self._manifest or self.read()).get("phase") or UNNAMED
 
     def _understood(self, manifest: Json) -> TrainingJob:
         """What was read, without those values of its status that only a newer version knows; that is logged once."""
@@ -169,7 +174,7 @@ class Job:
             before = job.metadata.resource_version
             if (start := clock()) >= end:
                 return
-            for changed in self._changes(before, min(WATCH_SECONDS, end - start)):
+            for changed in self._changes(before, min(WATCH_SECONDS, end - start), clock):
                 before = changed.metadata.resource_version
                 shown = clock()
                 yield changed
@@ -189,7 +194,7 @@ class Job:
         Raises:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
             TimeoutError: it took longer; or it succeeded, and another phase was awaited that it is never in.
-            UsageError: there is no such phase.
+            UsageError: there is no such phase; or its own is one that only a newer version knows, and it does not run.
         """
         if phase is not None and phase not in PHASES:
             raise UsageError(f"there is no phase {phase!r}: it must be one of {', '.join(PHASES)}")
@@ -204,6 +209,9 @@ class Job:
                 raise TimeoutError(f"{self.name} has succeeded, and is never {phase} any more")
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
+            running = status.condition("Running")
+            if not (status.phase or self.phase == UNNAMED or (running and running.status == "True")):
+                raise UsageError(self._told)  # it may have ended
             found, stands = _for_a_person(status), status.standing(self._api.now())
             what = (found.type, found.reason) if found is not None else stands and "it stands"
             if what and what != told:
@@ -215,7 +223,7 @@ class Job:
                     self.name,
                 )
             told = what
-        now = self.seen.status.phase or f"without a phase ({UNSEEN})"
+        now = self.phase if self.phase != UNNAMED else f"without a phase ({UNSEEN})"
         raise TimeoutError(f"{self.name} is {now} after {timeout:g} s; shoal explain {self.name} says why")
 
     def follow(self) -> TrainingJobStatus:
@@ -294,7 +302,7 @@ class Job:
         """Why the newest pod of a slot has no log; empty: it has one."""
         more = f"shoal explain {self.name} says more"
         if not pods:
-            return f"{self.name} has no pods ({self.status.phase or UNSEEN}); {more}"
+            return f"{self.name} has no pods ({_status(self.read()).get('phase') or UNSEEN}); {more}"
         if not (mine := _of_slot(pods, role, slot)):
             there = sorted(f"{r} {i}" for r, i in {_place(each) for each in pods})
             return f"{self.name} has no pod of {role} {slot}; it has {few(there, 20)}"
@@ -384,21 +392,27 @@ class Job:
         """Delete the job and its pods. What is in the storage stays.
 
         Raises:
-            Refused: another job has its name since it was last read.
+            Refused: another job has its name since it was first read.
         """
-        self._api.delete(self.path, _uid(self._manifest) if self._manifest else None)
+        self._api.delete(self.path, self._uid)
 
-    def _changes(self, version: str, seconds: float) -> Iterator[TrainingJob]:
+    def _changes(self, version: str, seconds: float, clock: Callable[[], float]) -> Iterator[TrainingJob]:
         query = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}
         query |= {"timeoutSeconds": "300"}
         lines = self._api.lines(self.path.rpartition("/")[0], query, seconds=seconds)
+        heard = clock()
         try:
             for line in lines:
+                if not line.strip():  # a proxy keeps a stream alive, also one that tells nothing any more
+                    if clock() - heard >= seconds:
+                        return
+                    continue
+                heard = clock()
                 try:
                     event = json.loads(line)
                     kind, changed = event["type"], event["object"]
                 except (ValueError, KeyError, TypeError):
-                    return  # a proxy keeps a stream alive with blank lines, or cuts it within one: it is asked again
+                    return  # a proxy cuts a stream within a line: it is asked again
                 if kind == "DELETED":
                     raise NotFound(f"{self.name} was deleted")
                 if kind not in {"ADDED", "MODIFIED"}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -490,6 +491,18 @@ def test_another_job_that_has_the_name_by_now_is_not_deleted(api: FakeApi) -> No
     assert PATH in api.objects
 
 
+def test_a_look_at_another_job_of_the_name_is_no_leave_to_delete_it(api: FakeApi) -> None:
+    """In a notebook one looks at the log, or the status, before one deletes."""
+    mine = client_of(api).job("digits")
+    again = manifest("Running", "2")
+    api.objects[PATH] = again | {"metadata": again["metadata"] | {"uid": "of-a-colleague"}}
+    assert (list(mine.pods()), mine.status.phase) == ([], "Running")
+    with pytest.raises(Refused, match="UID"):
+        mine.delete()
+    client_of(api).job("digits").delete()
+    assert PATH not in api.objects
+
+
 NEWER: list[dict[str, Any]] = [
     {"phase": "Resharding"},
     {"slots": [{"role": "router", "index": 0, "incarnation": 0, "state": "Running"}]},
@@ -516,6 +529,21 @@ def test_values_of_a_status_that_only_a_newer_version_knows_are_left_out(
     assert "status.phase" in said
 
 
+def test_a_phase_that_only_a_newer_version_knows_is_no_endless_wait(api: FakeApi) -> None:
+    """It may be a final one; of a job that still runs its end is awaited."""
+    newer(api, {"phase": "Cancelled", "conditions": []})
+    with pytest.raises(UsageError, match=r"status.phase.*upgrade"):
+        Job(api, "digits").wait()
+
+
+def test_a_phase_that_only_a_newer_version_knows_is_no_absent_operator(api: FakeApi) -> None:
+    newer(api, {"phase": "Resharding"})
+    with pytest.raises(NotFound, match=r"digits has no pods \(Resharding\)"):
+        list(Job(api, "digits").logs())
+    with pytest.raises(TimeoutError, match="digits is Resharding after 0 s"):
+        Job(api, "digits").wait(timeout=0.0)
+
+
 @pytest.mark.parametrize("status", NEWER)
 @pytest.mark.parametrize("spec", [{}, {"workers": {"replicas": 3, "capacity": "Reserved"}}])
 def test_a_job_that_is_not_understood_can_be_stopped(
@@ -533,14 +561,13 @@ def test_a_job_that_is_not_understood_can_be_stopped(
 @pytest.mark.parametrize(
     "line",
     [
-        "",
         '{"type":"MODIFIED","obj',
         '{"type":"BOOKMARK","object":{"kind":"TrainingJob","metadata":{"resourceVersion":"9"}}}',
         "[]",
     ],
 )
 def test_a_line_of_a_watch_that_tells_nothing_ends_it_and_no_wait(api: FakeApi, line: str) -> None:
-    """A proxy keeps a stream alive with blank lines, or cuts it within a line."""
+    """A proxy cuts a stream within a line."""
 
     def told(path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
         del path, query, seconds
@@ -553,3 +580,22 @@ def test_a_line_of_a_watch_that_tells_nothing_ends_it_and_no_wait(api: FakeApi, 
     api.lines = told  # type: ignore[method-assign]
     seen = [each.status.phase for each in Job(api, "digits").watch(sleep=sleep, clock=lambda: 0.0)]
     assert seen == ["Running", "Succeeded"]
+
+
+def test_a_watch_goes_on_after_blank_lines_and_is_asked_again_once_a_minute(api: FakeApi) -> None:
+    """A proxy keeps a stream alive with them, also one whose API server is gone."""
+    now, watches = [0.0], list[float]()
+
+    def blank(path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        del path, query, seconds
+        watches.append(now[0])
+        if len(watches) == 6:
+            yield from ("", json.dumps({"type": "MODIFIED", "object": manifest("Succeeded", "2")}))
+        while True:
+            now[0] += 5.0
+            yield ""
+
+    api.lines = blank  # type: ignore[method-assign]
+    shown = [each.status.phase for each in Job(api, "digits").watch(seconds=1000.0, clock=lambda: now[0])]
+    assert watches == [WATCH_SECONDS * number for number in range(6)]
+    assert shown == ["Running"] * 6 + ["Succeeded"]
