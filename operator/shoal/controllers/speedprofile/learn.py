@@ -45,7 +45,7 @@ FORGOTTEN = 6
 """After so many half-lives a measurement counts for nothing."""
 MEASURED_AGAIN, CONTINUED = timedelta(hours=4), timedelta(minutes=10)
 """While a row is measured again, what it had weighs half after so long: else, after a change of image or driver, the
-steps of months would hide those of days. A longer gap between two reports is no time of measuring."""
+steps of months would hide those of days. Of a longer gap between two reports only so much is time of measuring."""
 FROM_JOB_TO_JOB = timedelta(days=1)
 """After a gap, what it had weighs half of what it did so long before, however long the gap: a job of minutes in each
 night would take weeks to measure for hours."""
@@ -418,7 +418,7 @@ def _age(last_seen: str, now: datetime) -> timedelta:
 def _kept(last_seen: str, now: datetime) -> float:
     """What a measurement of that time counts beside one that is made again, 0 to 1."""
     age = _age(last_seen, now)
-    halves = age / MEASURED_AGAIN if age <= CONTINUED else min(age / FROM_JOB_TO_JOB, 1.0)
+    halves = max(min(age, CONTINUED) / MEASURED_AGAIN, min(age / FROM_JOB_TO_JOB, 1.0))
     return float(_weight(last_seen, now) * 0.5**halves)
 
 

@@ -55,8 +55,8 @@ NOISE = 0.005
 """Least deviation of a value from the curve, as a part of the range of values."""
 
 _PENALTIES = np.geomspace(0.01, 3.0, 25)
-_DELAYS = np.geomspace(2e-2, 100.0, 28)
-"""d, as parts of the e seen so far."""
+_DELAYS = np.geomspace(2e-2, 100.0, 56)
+"""d, as parts of the e seen so far: with steps twice as wide, what is left leapt as a curve grew past them."""
 _POWERS = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
 """p; the largest ones are close to an exponential."""
 

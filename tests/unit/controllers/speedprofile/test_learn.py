@@ -220,6 +220,16 @@ def test_a_row_and_the_load_of_servers_follow_short_jobs_in_days_too(minutes: in
     assert min(days[7]) == pytest.approx(0.2, rel=0.02)
 
 
+def test_what_was_measured_counts_no_more_after_a_longer_gap() -> None:
+    """After eleven minutes it counted more than after ten."""
+    counts = list[float]()
+    for minutes in (1, 5, 10, 11, 30, 60, 61, 600, 1440, 7 * 1440):
+        status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 1000), NOW)
+        status = learn(status, "two", report(1.0), NOW + timedelta(minutes=minutes))
+        counts.append(float(status.rows[0].compute.count))
+    assert counts == sorted(counts, reverse=True)
+
+
 def test_nothing_new_is_the_same_status() -> None:
     status = learn(SpeedProfileStatus(), "one", report(1.0), NOW)
     assert learn(status, "one", report(1.0), NOW + timedelta(hours=1)) is status

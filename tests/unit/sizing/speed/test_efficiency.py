@@ -114,6 +114,18 @@ def test_how_sure_it_is_does_not_change_with_the_draws() -> None:
     assert max(found) < 1.3 * min(found)
 
 
+def test_what_is_left_of_a_smooth_curve_does_not_leap_from_epoch_to_epoch() -> None:
+    """Between two delays of a coarser grid it nearly doubled about every ten epochs, and workers came and went."""
+    rng = np.random.default_rng(0)
+    points = [
+        Evaluation(1000.0 * (epoch + 1), 1 / (1 + 0.3 * epoch) + 0.1 + rng.normal() * 0.003, 4)
+        for epoch in range(34)
+    ]
+    answers = [samples_to_target(points[:seen], 0.145, rises=False, workers=4.0) for seen in range(17, 34)]
+    logs = np.log([each.samples or math.nan for each in answers])
+    assert np.abs(np.diff(logs)).max() < math.log(1.3)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("epochs", [20, 26])
 def test_a_job_that_ends_by_a_metric_with_time_enough_is_planned_with_few_workers(
