@@ -180,7 +180,9 @@ class Job:
                 yield changed
                 if changed.status.finished or clock() >= end:
                     return
-            if clock() - start < 0.1:  # the server ends watches at once while it starts or stops
+            if (
+                clock() - start < 1.0
+            ):  # the server ends watches at once while it starts or stops, or a proxy does
                 sleep(0.5)
 
     def wait(self, phase: str | None = None, *, timeout: float | None = None) -> TrainingJobStatus:

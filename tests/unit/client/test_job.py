@@ -463,14 +463,23 @@ def test_a_watch_without_news_shows_the_job_again(api: FakeApi) -> None:
     assert len(shown) == 1 + 300 / WATCH_SECONDS
 
 
-def test_a_watch_that_ends_at_once_shows_the_job_once_a_minute(api: FakeApi) -> None:
-    now = [0.0]
+@pytest.mark.parametrize("lasts", [0.0, 0.11, 0.9])
+def test_a_watch_that_ends_at_once_shows_the_job_once_a_minute(api: FakeApi, lasts: float) -> None:
+    """And is no storm of questions, as where a proxy ends it soon."""
+    now, watches = [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
+    def ends(path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        watches.append(now[0])
+        sleep(lasts)
+        return iter(())
+
+    api.lines = ends  # type: ignore[method-assign]
     shown = list(Job.of(api, api.objects[PATH]).watch(seconds=300.0, clock=lambda: now[0], sleep=sleep))
-    assert len(shown) == 1 + 300 / WATCH_SECONDS
+    assert len(shown) == pytest.approx(1 + 300 / WATCH_SECONDS, abs=1)
+    assert len(watches) <= 300.0 / (lasts + 0.5) + 1
 
 
 def test_who_waits_is_told_that_nobody_works(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
