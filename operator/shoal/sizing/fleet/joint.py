@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
@@ -38,7 +39,7 @@ __all__ = ["better_together"]
 SAME, MOST_TIMES = 1e-9, 1e3
 """What differs by no more is the same, and more times as much is no more than that: what is free, or never ends."""
 MOST_GROUPS = 3
-"""A plan tries no more: for each job, a trade takes about as long as its plan alone."""
+"""A plan tries no more, but one in each part: for each job, a trade takes about as long as its plan alone."""
 
 
 def better_together(
@@ -50,13 +51,18 @@ def better_together(
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already.
 
     Those that share no pool, not even by way of others, have nothing to trade: whoever waits in one of them ends no
-    trade elsewhere. `between`: see `plan_together`. `lost`: jobs that no trade would have in time.
+    trade elsewhere. Of many jobs, parts in which all are in time go on without one. `between`: see `plan_together`.
+    `lost`: jobs that no trade would have in time.
     """
     best = dict[str, Solved]()
-    for able in apart([each for each in order if each.one is not None and not each.job.is_held]):
+    planned = [each for each in order if each.one is not None and not each.job.is_held]
+    more = iter(range(MOST_GROUPS - 1))  # of all parts
+    for able in apart(planned):
         if len(able) > 1:
+            limits = _left(given.limits, order, able)
             with suppress(UsageError):
-                found = _best(able, _left(given.limits, order, able), given, between, lost)
+                runs = len(planned) > MOST_TRADERS and not late_of(able) and _kept(able, limits, given)
+                found = runs or _best(able, limits, given, between, lost, chain(range(1), more))
                 best |= {each.job.name: each for each in found}
     return best
 
@@ -67,6 +73,7 @@ def _best(
     given: Given,
     between: Callable[[], None],
     lost: Container[str],
+    groups: Iterable[int],
 ) -> Sequence[Solved]:
     """What is carried out, or else the jobs' own plans, with all trades.
 
@@ -75,8 +82,6 @@ def _best(
     """
     best, many, most = able, len(able) > MOST_TRADERS, MOST_TRADERS
     seen, tried = set[str](), set[str]()
-    if many and not late_of(able) and (runs := _kept(able, limits, given)):
-        return runs
     if many:
         full = full_of(able, limits)
         tried = {
@@ -84,7 +89,7 @@ def _best(
             for each in late_of(able)
             if each.job.name in lost or _is_lost(each, full, limits, given, between)
         }
-    for _ in range(MOST_GROUPS):
+    for _ in groups:
         traders = traders_of(best, given.pools, limits, tried, most)
         traded = {each.job.name: each for each in _traded(traders, best, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in best]
@@ -147,7 +152,7 @@ def _traded(
         return ()
     traders = [each for each in traders if each.job.name in names]
     if _missed(traded) != _missed(traders):
-        return traded if _missed(traded) < _missed(traders) else ()
+        return traded if _missed(traded) < _missed(traders) and not _pays_downwards(traded, traders) else ()
     if not any(each.answer.feasible for each in traders):  # what jobs cost that are late is not what counts
         return ()
     return traded if _is_better(traded, traders) else ()
@@ -160,7 +165,7 @@ def _is_better(traded: Sequence[Solved], before: Sequence[Solved]) -> bool:
     cheap, of what they cost together.
     """
     moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, before))
-    for level in sorted({each.job.priority for each in before}, reverse=True):
+    for level in _levels(before):
         pairs = [pair for pair in zip(traded, before, strict=True) if pair[0].job.priority == level]
         cheap = [pair for pair in pairs if prefers(pair[0]) == "MinCost"]
         cost, was = (sum(pair[side].answer.cost or 0.0 for pair in cheap) for side in (0, 1))
@@ -188,10 +193,32 @@ def _times(new: float, old: float) -> float:
 
 def _missed(plans: Sequence[Solved]) -> list[int]:
     """How many jobs miss their limits, those of higher priority first."""
-    levels = sorted({each.job.priority for each in plans}, reverse=True)
     return [
-        sum(each.job.priority == level and not each.answer.feasible for each in plans) for level in levels
+        sum(each.job.priority == level and not each.answer.feasible for each in plans)
+        for level in _levels(plans)
     ]
+
+
+def _levels(plans: Sequence[Solved]) -> list[int]:
+    """The priorities of jobs, the highest first."""
+    return sorted({each.job.priority for each in plans}, reverse=True)
+
+
+def _pays_downwards(traded: Sequence[Solved], before: Sequence[Solved]) -> bool:
+    """Whether a late job ends later than before, and only jobs of lower priority are in time for it."""
+    missed = zip(_levels(before), _missed(traded), _missed(before), strict=True)
+    gains = next(level for level, now, then in missed if now < then)
+    return any(
+        _times(_ends(new), _ends(old)) > 1 + SAME
+        for new, old in zip(traded, before, strict=True)
+        if old.job.priority > gains and not old.answer.feasible
+    )
+
+
+def _ends(each: Solved) -> float:
+    """When a job ends, from now: never, where that is not known."""
+    seconds = each.answer.finish_seconds
+    return math.inf if seconds is None else seconds
 
 
 def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> list[Solved] | None:

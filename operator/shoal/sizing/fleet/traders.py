@@ -52,13 +52,14 @@ def traders_of(
         return _dearest(rest, pools, full)
     if not late:
         return rest if _is_contended(rest, pools, full) else ()
+    lowest = min(each.job.priority for each in late)
     wanted = {name for each in late for name in full.intersection(each.job.pools)}
 
     def has(each: Solved) -> tuple[bool, int]:
         return each.answer.feasible, sum(each.answer.counts.get(name, 0) for name in wanted)
 
     def may(each: Solved) -> bool:
-        return each.answer.feasible or (each.job.name in tried and each.job.priority <= late[0].job.priority)
+        return each.answer.feasible or (each.job.name in tried and each.job.priority <= lowest)
 
     givers = sorted((each for each in able if may(each) and has(each)[1]), key=has, reverse=True)
     givers = givers[: MOST_TRADERS // 2 if most == 1 else max(MOST_TRADERS - len(late), MOST_TRADERS // 2)]

@@ -31,8 +31,8 @@ def one(name: str, pool: str, workers: float, running: int = 0, **changes: Any) 
     return job(name, samples_left=workers * HOUR, **(values | changes))
 
 
-def planned(jobs: list[FleetJob], others: int) -> dict[str, JobPlan]:
-    fill = [one(f"f{i}", "other", 2, 3, max_workers=4) for i in range(others)]
+def planned(jobs: list[FleetJob], others: int, pools: tuple[str, ...] = ("other",)) -> dict[str, JobPlan]:
+    fill = [one(f"f{i}", "other", 2, 3, max_workers=4, pools=pools) for i in range(others)]
     return plan_fleet([A, B, OTHER], [IDLE], [*jobs, *fill]).jobs
 
 
@@ -59,6 +59,23 @@ def test_a_job_that_waits_for_a_node_ends_no_trade_of_others(waits: dict[str, An
     found = planned(jobs, others)
     assert [name for name, each in found.items() if not each.feasible] == ["waits"]
     assert found["holder"].counts == {"a": 8}
+
+
+@pytest.mark.parametrize("others", [3, 8])
+def test_a_late_job_gives_nothing_to_one_of_lower_priority(others: int) -> None:
+    """It gave five of eight nodes, and took nearly three times as long, where a third job waited in another pool."""
+    found = planned(
+        [
+            one("high", "a", 40, 8, priority=1, created="2026-10-01", deadline_seconds=3600.0),
+            one("first", "b", 7.3, 8, priority=2, created="2026-10-01", pools=("a", "b")),
+            one("low", "a", 3.9, priority=0),
+            one("waits", "b", 7, priority=1),
+        ],
+        others,
+        pools=("other", "a"),
+    )
+    assert found["high"].counts["a"] == 8
+    assert not found["low"].feasible
 
 
 @pytest.mark.parametrize("others", [0, 7])
