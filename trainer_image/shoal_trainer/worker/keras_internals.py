@@ -157,9 +157,12 @@ def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Logs as `fit` gives them: a dict within, such as the results of all metrics of `compile()`, is a part of them."""
+    """Logs as `fit` gives them: a dict within, such as the results of all metrics of `compile()`, is a part of them.
+
+    Of two with one name, that is later whose place in the alphabet is.
+    """
     found: dict[str, Any] = {}
-    for name, value in logs.items():
+    for name, value in sorted(logs.items()):
         found |= flat_logs(value) if isinstance(value, dict) else {name: value}
     return found
 

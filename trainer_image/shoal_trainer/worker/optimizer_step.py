@@ -132,5 +132,6 @@ def _loss_of(logs: Any) -> Any:
             f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
             '{"loss": loss}.'
         )
-    name = "loss" if "loss" in found else next((key for key in found if "loss" in key), next(iter(found)))
+    names = [key for key in (*logs, *found) if key in found]
+    name = "loss" if "loss" in found else next((key for key in names if "loss" in key), names[0])
     return tf.cast(found[name], tf.float32)

@@ -183,6 +183,8 @@ def test_evaluation_of_batches(model):
 def test_logs_within_logs():
     logs = {"compile_metrics": {"accuracy": 0.5, "of": {"one": 2.0}}, "loss": 1.0}
     assert internals.flat_logs(logs) == {"accuracy": 0.5, "one": 2.0, "loss": 1.0}
+    of_a_gan = {"loss": 7.0, "generator": {"loss": 2.0}, "discriminator": {"loss": 5.0}}
+    assert internals.flat_logs(of_a_gan) == {"loss": 7.0}, "as in fit, which goes by the alphabet"
 
 
 @pytest.mark.parametrize("steps", [1, 2])
