@@ -154,7 +154,7 @@ class WeighedLoss:
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
         found = self._computed(y_true, y_pred, weights)
-        reduction = "mean" if self._is_of_rows(y_pred) else getattr(self._loss, "reduction", "mean")
+        reduction = "mean" if self._is_of_rows(y_true, y_pred) else getattr(self._loss, "reduction", "mean")
         if self.share != 1 and reduction == "sum":
             found *= self.share
         elif self.share != 1 and reduction not in MEANS:  # values, of whose gradients Keras takes the sum
@@ -182,7 +182,7 @@ class WeighedLoss:
         _check_rank(weights, shape)
         if not shape:  # one number per batch: a mask of the prediction would not fit weights of rank 1
             weight = tf.reduce_mean(weights)
-            if true is None or not self._is_of_rows(y_pred):
+            if true is None or not self._is_of_rows(y_true, y_pred):
                 return loss(y_true, y_pred, weight)
             values = self._values(as_column(y_true), as_column(y_pred))
             rows = tf.cast(true, values.dtype)
@@ -206,8 +206,13 @@ class WeighedLoss:
         finally:
             set_keras_mask(y_pred, own_mask)
 
-    def _is_of_rows(self, y_pred: Any) -> bool:
-        """Whether the loss is one number per batch that is a mean over its rows, whatever its reduction."""
+    def _is_of_rows(self, y_true: Any, y_pred: Any) -> bool:
+        """Whether the loss is one number per batch that is a mean over its rows, whatever its reduction.
+
+        Beside a column of labels Keras makes a column of the output, and has a value of each row to reduce.
+        """
+        if len(getattr(y_true, "shape", ())) != 1:
+            return False
         loss = self._loss
         of_elements = computes_as(loss, keras.losses.MeanSquaredError) and is_of_elements(loss.fn, y_pred)
         return of_elements and getattr(loss, "axis", -1) == -1 and keras_mask(y_pred) is None

@@ -9,6 +9,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.weighing import filled, overstated, share_sums, weigh_samples
 from tests.unit.trainer.worker.trained import parameters
 
 TOKENS = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [1, 1, 1, 1, 1], [2, 3, 0, 0, 0]] * 2, np.int32)
@@ -94,6 +95,24 @@ def agrees_with_keras(loss, data):
         assert result.loss == pytest.approx(float(expected), rel=1e-5)
         found = np.asarray(result.update)[:4]
         np.testing.assert_allclose(found, np.concatenate([np.ravel(each) for each in gradient]), rtol=1e-4)
+
+
+def test_a_sum_beside_a_column_of_labels_stays_a_sum():
+    """Of which a worker takes its share, unlike of a mean: Keras makes a column of the output."""
+    model, pad = one_number(keras.losses.MeanSquaredError(reduction="sum")), np.arange(8) % 5
+    x, y = tf.constant(X), tf.constant(Y[:, None])
+    expected = float(model.compute_loss(x[:5], y[:5], model(x[:5])))
+    weigh_samples(model)
+    weights = filled(tf.constant((np.arange(8) < 5) * np.float32(8 / 5)), 5)
+
+    def found():
+        rows = tf.gather(x, pad)
+        return float(model.compute_loss(rows, tf.gather(y, pad), model(rows), weights))
+
+    whole = found()
+    assert whole - float(overstated(model)) == pytest.approx(expected, rel=1e-5)
+    share_sums(model, 0.25)
+    assert found() == pytest.approx(whole / 4)
 
 
 @pytest.mark.by_day(1)
