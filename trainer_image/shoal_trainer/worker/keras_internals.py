@@ -159,10 +159,10 @@ def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Logs as `fit` gives them: a dict within, such as the results of all metrics of `compile()`, is a part of them.
 
-    Of two with one name, that is later whose place in the alphabet is.
+    They keep their order. Of two with one name, that counts whose place in the alphabet is later.
     """
     found: dict[str, Any] = {}
-    for name, value in sorted(logs.items()):
+    for name, value in (*logs.items(), *sorted(logs.items())):
         found |= flat_logs(value) if isinstance(value, dict) else {name: value}
     return found
 
