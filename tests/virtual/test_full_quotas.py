@@ -57,7 +57,7 @@ async def test_job_that_fills_its_quota_trains_again_after_its_server_was_lost(*
         assert server is not None
         world.cluster.kill(server["spec"]["nodeName"])
         await world.until(
-            lambda: world.server.get("pods", "digits-ps-0-0", "team") is None, 260, "it is gone"
+            lambda: world.server.get("pods", "digits-ps-0-0", "team") is None, 175, "it is gone"
         )
         gone = now()
         await world.until(lambda: world.pod_at("ps", 0) is not None, 60, "its successor runs")
